@@ -1,0 +1,74 @@
+/* sheaf/io.h: tables in files. safetensors and npy, read by mapping the file, written atomically.
+ *
+ * Reading maps the file: tensors point into it, are read-only, and live until the file is closed. Nothing in a file is
+ * trusted: lengths, offsets, shapes and dtypes are checked before anything is handed out, and a file that does not hold
+ * what its header says is SHEAF_IO with a sentence that says where. Writing goes to a temporary file beside the target,
+ * which is synced and renamed over it only when complete.
+ */
+#ifndef SHEAF_IO_H
+#define SHEAF_IO_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { SHEAF_IO_MAX_RANK = 8 };
+
+/* A tensor in a file (reading), or to be written to one. C order, contiguous. */
+typedef struct sheaf_io_tensor {
+  const char *name; /* npy: "" */
+  sheaf_dtype dtype; /* F32 F64 F16 BF16 I32 I64 U8; NONE when reading a type Sheaf has no name for */
+  int rank;
+  int64_t shape[SHEAF_IO_MAX_RANK];
+  const void *data;
+  size_t bytes;
+} sheaf_io_tensor;
+
+typedef struct sheaf_io_metadata {
+  const char *key;
+  const char *value;
+} sheaf_io_metadata;
+
+/* ---- safetensors --------------------------------------------------------------------------------------------- */
+
+typedef struct sheaf_safetensors sheaf_safetensors;
+
+/* Opens and checks a file. The header must be a JSON object without duplicate keys, at most 100 MB; the tensors must cover
+ * the data exactly: no overlap, no gap, no truncation. Dtypes that Sheaf has no name for (F8, BOOL ...) are listed with
+ * SHEAF_DTYPE_NONE. `*file` is NULL on failure. */
+SHEAF_API sheaf_status sheaf_safetensors_open(const char *path, sheaf_safetensors **file);
+SHEAF_API void sheaf_safetensors_close(sheaf_safetensors *file);
+
+/* The same over memory that the caller keeps alive (for archives, tests and fuzzing). */
+SHEAF_API sheaf_status sheaf_safetensors_open_memory(const void *data, size_t bytes, sheaf_safetensors **file);
+
+/* Tensors in the order of their data. `find` and `metadata` return NULL when there is no such name. */
+SHEAF_API int64_t sheaf_safetensors_count(const sheaf_safetensors *file);
+SHEAF_API const sheaf_io_tensor *sheaf_safetensors_at(const sheaf_safetensors *file, int64_t position);
+SHEAF_API const sheaf_io_tensor *sheaf_safetensors_find(const sheaf_safetensors *file, const char *name);
+SHEAF_API const char *sheaf_safetensors_metadata(const sheaf_safetensors *file, const char *key);
+SHEAF_API int64_t sheaf_safetensors_metadata_count(const sheaf_safetensors *file);
+SHEAF_API sheaf_io_metadata sheaf_safetensors_metadata_at(const sheaf_safetensors *file, int64_t position);
+
+/* Writes tensors and metadata; the header is padded so that data starts at a multiple of 64 bytes. */
+SHEAF_API sheaf_status sheaf_safetensors_write(const char *path, const sheaf_io_tensor *tensors, int64_t tensor_count,
+                                               const sheaf_io_metadata *metadata, int64_t metadata_count);
+
+/* ---- npy ----------------------------------------------------------------------------------------------------- */
+
+typedef struct sheaf_npy sheaf_npy;
+
+/* Opens an npy file of version 1, 2 or 3, little endian, C order. bf16 has no name in npy: it is written as raw 2-byte void
+ * ('|V2'), which is how NumPy stores the bfloat16 of ml_dtypes, and '|V2' is read as BF16. */
+SHEAF_API sheaf_status sheaf_npy_open(const char *path, sheaf_npy **file);
+SHEAF_API sheaf_status sheaf_npy_open_memory(const void *data, size_t bytes, sheaf_npy **file);
+SHEAF_API void sheaf_npy_close(sheaf_npy *file);
+SHEAF_API const sheaf_io_tensor *sheaf_npy_tensor(const sheaf_npy *file);
+SHEAF_API sheaf_status sheaf_npy_write(const char *path, const sheaf_io_tensor *tensor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

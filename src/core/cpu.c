@@ -1,0 +1,100 @@
+/* core/cpu.c: which instruction sets there are, which one is used, and how many threads. */
+#define _GNU_SOURCE
+#include "core/cpu.h"
+
+#include <omp.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "core/status.h"
+
+static atomic_int thread_limit;         /* 0: OpenMP's maximum */
+static atomic_int isa_in_use = -1;      /* -1: not yet decided */
+
+static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
+
+const char *sheaf_isa_name(sheaf_isa isa)
+{
+  return isa >= SHEAF_ISA_SCALAR && isa <= SHEAF_ISA_AVX512 ? isa_names[isa] : "unknown";
+}
+
+sheaf_isa sheaf_isa_best(void)
+{
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+    return SHEAF_ISA_SCALAR;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    return SHEAF_ISA_AVX512;
+  return SHEAF_ISA_AVX2;
+#else
+  return SHEAF_ISA_SCALAR;
+#endif
+}
+
+/* The environment's wish as far as the machine can follow it: an unknown or unavailable set falls back to the best. */
+static sheaf_isa isa_from_environment(void)
+{
+  sheaf_isa best = sheaf_isa_best();
+  const char *wish = secure_getenv("SHEAF_ISA");
+  for (int isa = 0; wish && isa <= (int)best; isa++)
+    if (strcmp(wish, isa_names[isa]) == 0) return (sheaf_isa)isa;
+  return best;
+}
+
+sheaf_isa sheaf_isa_current(void)
+{
+  int isa = atomic_load_explicit(&isa_in_use, memory_order_relaxed);
+  if (isa >= 0) return (sheaf_isa)isa;
+  sheaf_isa wanted = isa_from_environment();
+  int undecided = -1;
+  atomic_compare_exchange_strong(&isa_in_use, &undecided, (int)wanted);
+  return (sheaf_isa)atomic_load(&isa_in_use);
+}
+
+sheaf_status sheaf_set_isa(sheaf_isa isa)
+{
+  SHF_REQUIRE(isa >= SHEAF_ISA_SCALAR && isa <= SHEAF_ISA_AVX512, INVALID_PROBLEM, "%d is not an instruction set",
+              (int)isa);
+  SHF_REQUIRE(isa <= sheaf_isa_best(), UNAVAILABLE, "this CPU has no %s; its best is %s", isa_names[isa],
+              isa_names[sheaf_isa_best()]);
+  atomic_store(&isa_in_use, (int)isa);
+  return SHEAF_OK;
+}
+
+sheaf_status sheaf_set_threads(int threads)
+{
+  SHF_REQUIRE(threads >= 0, INVALID_PROBLEM, "%d threads: the limit must be 0 (default) or more", threads);
+  atomic_store(&thread_limit, threads);
+  return SHEAF_OK;
+}
+
+int sheaf_threads(void)
+{
+  int limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
+  if (limit == 0) limit = omp_get_max_threads();
+  return limit < SHF_MAX_THREADS ? limit : SHF_MAX_THREADS;
+}
+
+const char *sheaf_cpu_name(void)
+{
+#if defined(__x86_64__)
+  static _Thread_local char name[52];
+  unsigned words[13] = {0};
+  for (unsigned leaf = 0; leaf < 3; leaf++) {
+    unsigned *w = words + 4 * leaf;
+    if (!__get_cpuid(0x80000002 + leaf, &w[0], &w[1], &w[2], &w[3])) return "";
+  }
+  memcpy(name, words, sizeof name);
+  return name + strspn(name, " ");
+#else
+  return "";
+#endif
+}

@@ -1,0 +1,15 @@
+/* core/memory.h: the one way Sheaf gets memory of its own. */
+#ifndef SHF_CORE_MEMORY_H
+#define SHF_CORE_MEMORY_H
+
+#include "core/status.h"
+
+/* Uninitialised memory from the allocator hook, aligned to 64 bytes; NULL when there is none or when bytes is 0. Release it
+ * with the same byte count. Callers report OUT_OF_MEMORY in their own words, or with shf_core_no_memory. */
+void *shf_core_alloc(size_t bytes);
+void shf_core_free(void *memory, size_t bytes);
+
+/* Fails with OUT_OF_MEMORY: "<what> needs <bytes> bytes, which could not be allocated". */
+sheaf_status shf_core_no_memory(const char *what, size_t bytes) __attribute__((cold));
+
+#endif
