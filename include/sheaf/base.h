@@ -18,6 +18,13 @@
 extern "C" {
 #endif
 
+/* Initialises a struct that starts with struct_size: everything else is zero. */
+#ifdef __cplusplus
+#define SHEAF_INIT(type) {sizeof(type)}
+#else
+#define SHEAF_INIT(type) {.struct_size = sizeof(type)}
+#endif
+
 /* ---- Version ------------------------------------------------------------------------------------------------- */
 
 #define SHEAF_VERSION_MAJOR 0

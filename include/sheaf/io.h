@@ -1,9 +1,19 @@
 /* sheaf/io.h: tables in files. safetensors and npy, read by mapping the file, written atomically.
  *
- * Reading maps the file: tensors point into it, are read-only, and live until the file is closed. Nothing in a file is
- * trusted: lengths, offsets, shapes and dtypes are checked before anything is handed out, and a file that does not hold
- * what its header says is SHEAF_IO with a sentence that says where. Writing goes to a temporary file beside the target,
- * which is synced and renamed over it only when complete.
+ * Reading maps the file: tensors point into it, are read-only, and live until the file is closed. Nothing in a file
+ * is trusted: lengths, offsets, shapes and dtypes are checked before anything is handed out. A file that does not
+ * hold what its header says is SHEAF_IO with a sentence that says where; a sound file that Sheaf has no means to hold
+ * (more than SHEAF_IO_MAX_RANK dimensions; npy that is big-endian, in Fortran order or of another type) is
+ * SHEAF_UNSUPPORTED. While a file is mapped it may be replaced (by the functions here, or by any rename) but not
+ * changed in place: cut short, it takes the process with it.
+ *
+ * Data lies where the file has it. A safetensors file may have it at any byte, not aligned to its elements; a plan's
+ * run then answers MISALIGNED, and the tensor has to be copied first. Files written here are aligned.
+ *
+ * Writing goes to a temporary file beside the target (`.sheaf-<process>-<number>.tmp`), which is synced and renamed
+ * over it only when complete. On failure the temporary file is gone and the target is what it was (but for one
+ * failure, which says so: the file is in place and its directory could not be synced). A target that is replaced passes
+ * its permissions on; a symbolic link is replaced by the file, not followed; what is no regular file is left alone.
  */
 #ifndef SHEAF_IO_H
 #define SHEAF_IO_H
@@ -18,7 +28,7 @@ enum { SHEAF_IO_MAX_RANK = 8 };
 
 /* A tensor in a file (reading), or to be written to one. C order, contiguous. */
 typedef struct sheaf_io_tensor {
-  const char *name; /* npy: "" */
+  const char *name;  /* UTF-8; npy: "" when reading, ignored when writing */
   sheaf_dtype dtype; /* F32 F64 F16 BF16 I32 I64 U8; NONE when reading a type Sheaf has no name for */
   int rank;
   int64_t shape[SHEAF_IO_MAX_RANK];
@@ -35,16 +45,18 @@ typedef struct sheaf_io_metadata {
 
 typedef struct sheaf_safetensors sheaf_safetensors;
 
-/* Opens and checks a file. The header must be a JSON object without duplicate keys, at most 100 MB; the tensors must cover
- * the data exactly: no overlap, no gap, no truncation. Dtypes that Sheaf has no name for (F8, BOOL ...) are listed with
- * SHEAF_DTYPE_NONE. `*file` is NULL on failure. */
+/* Opens and checks a file. The header must be a JSON object without duplicate or unknown keys, at most 100 MB; the
+ * tensors must cover the data exactly: no overlap, no gap, no truncation. Dtypes of the format that Sheaf has no name
+ * for (F8_E4M3, BOOL ...) are listed with SHEAF_DTYPE_NONE, their sizes checked like the others'. `*file` is NULL on
+ * failure. */
 SHEAF_API sheaf_status sheaf_safetensors_open(const char *path, sheaf_safetensors **file);
 SHEAF_API void sheaf_safetensors_close(sheaf_safetensors *file);
 
 /* The same over memory that the caller keeps alive (for archives, tests and fuzzing). */
 SHEAF_API sheaf_status sheaf_safetensors_open_memory(const void *data, size_t bytes, sheaf_safetensors **file);
 
-/* Tensors in the order of their data. `find` and `metadata` return NULL when there is no such name. */
+/* Tensors in the order of their data, metadata in the order of its keys. `find`, `metadata` and `at` return NULL when
+ * there is no such name or position; `metadata_at` returns two NULLs. All belong to the file. */
 SHEAF_API int64_t sheaf_safetensors_count(const sheaf_safetensors *file);
 SHEAF_API const sheaf_io_tensor *sheaf_safetensors_at(const sheaf_safetensors *file, int64_t position);
 SHEAF_API const sheaf_io_tensor *sheaf_safetensors_find(const sheaf_safetensors *file, const char *name);
@@ -52,7 +64,10 @@ SHEAF_API const char *sheaf_safetensors_metadata(const sheaf_safetensors *file, 
 SHEAF_API int64_t sheaf_safetensors_metadata_count(const sheaf_safetensors *file);
 SHEAF_API sheaf_io_metadata sheaf_safetensors_metadata_at(const sheaf_safetensors *file, int64_t position);
 
-/* Writes tensors and metadata; the header is padded so that data starts at a multiple of 64 bytes. */
+/* Writes tensors and metadata (either may be NULL with count 0). Names are UTF-8, distinct and not "__metadata__"; keys
+ * are UTF-8 and distinct, values UTF-8. Each tensor is aligned to its elements: the header is padded so that data
+ * starts at a multiple of 64 bytes, and tensors lie in the order of their element sizes, largest first, else in the
+ * order given. */
 SHEAF_API sheaf_status sheaf_safetensors_write(const char *path, const sheaf_io_tensor *tensors, int64_t tensor_count,
                                                const sheaf_io_metadata *metadata, int64_t metadata_count);
 
@@ -60,12 +75,15 @@ SHEAF_API sheaf_status sheaf_safetensors_write(const char *path, const sheaf_io_
 
 typedef struct sheaf_npy sheaf_npy;
 
-/* Opens an npy file of version 1, 2 or 3, little endian, C order. bf16 has no name in npy: it is written as raw 2-byte void
- * ('|V2'), which is how NumPy stores the bfloat16 of ml_dtypes, and '|V2' is read as BF16. */
+/* Opens an npy file of version 1, 2 or 3, little endian, C order (or any order, where the shape makes no difference).
+ * The array must end where the file does. bf16 has no name in npy: it is written as raw 2-byte void ('|V2'), and both
+ * that and the '<V2' by which NumPy saves the bfloat16 of ml_dtypes are read as BF16. `*file` is NULL on failure. */
 SHEAF_API sheaf_status sheaf_npy_open(const char *path, sheaf_npy **file);
 SHEAF_API sheaf_status sheaf_npy_open_memory(const void *data, size_t bytes, sheaf_npy **file);
 SHEAF_API void sheaf_npy_close(sheaf_npy *file);
 SHEAF_API const sheaf_io_tensor *sheaf_npy_tensor(const sheaf_npy *file);
+
+/* Writes version 1.0, the same bytes that NumPy writes. */
 SHEAF_API sheaf_status sheaf_npy_write(const char *path, const sheaf_io_tensor *tensor);
 
 #ifdef __cplusplus

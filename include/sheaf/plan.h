@@ -125,7 +125,7 @@ typedef struct sheaf_embedding_desc {
   sheaf_grad_write grad_write; /* kinds 1, 4, 5, 7 */
 } sheaf_embedding_desc;
 
-#define SHEAF_EMBEDDING_DESC_INIT {sizeof(sheaf_embedding_desc)}
+#define SHEAF_EMBEDDING_DESC_INIT SHEAF_INIT(sheaf_embedding_desc)
 
 /* X(operand), in the order in which they are checked. Shapes, with a leading [batch] when desc.batch >= 1:
  *   table         [V, D] (quantised: u8 [V, sheaf_dtype_row_bytes])     kinds 0 2 3 6; 4 5 when weights_grad is wanted
@@ -151,7 +151,7 @@ typedef struct sheaf_embedding_args {
   sheaf_index_report *report; /* optional */
 } sheaf_embedding_args;
 
-#define SHEAF_EMBEDDING_ARGS_INIT {sizeof(sheaf_embedding_args)}
+#define SHEAF_EMBEDDING_ARGS_INIT SHEAF_INIT(sheaf_embedding_args)
 
 /* ---- Segment family ------------------------------------------------------------------------------------------ */
 
@@ -179,7 +179,7 @@ typedef struct sheaf_segment_desc {
   sheaf_bad_index bad_index;
 } sheaf_segment_desc;
 
-#define SHEAF_SEGMENT_DESC_INIT {sizeof(sheaf_segment_desc)}
+#define SHEAF_SEGMENT_DESC_INIT SHEAF_INIT(sheaf_segment_desc)
 
 /* X(operand), in the order in which they are checked. Shapes, with a leading [batch] when desc.batch >= 1:
  *   data       [N, D]                                              forward kinds, prod backward; max and min backward
@@ -201,7 +201,7 @@ typedef struct sheaf_segment_args {
   sheaf_index_report *report; /* optional */
 } sheaf_segment_args;
 
-#define SHEAF_SEGMENT_ARGS_INIT {sizeof(sheaf_segment_args)}
+#define SHEAF_SEGMENT_ARGS_INIT SHEAF_INIT(sheaf_segment_args)
 
 /* ---- Kernel identity and guarantees -------------------------------------------------------------------------- */
 
@@ -255,7 +255,7 @@ typedef struct sheaf_preference {
   const char *kernel;    /* the name of one kernel, such as "bag_sum.f32.i64/cpu.avx2"; NULL: the best one */
 } sheaf_preference;
 
-#define SHEAF_PREFERENCE_INIT {sizeof(sheaf_preference)}
+#define SHEAF_PREFERENCE_INIT SHEAF_INIT(sheaf_preference)
 
 /* Chooses a kernel. Fails with UNSUPPORTED when the op does not take the element type, then INVALID_PROBLEM when the
  * description contradicts itself, then UNSUPPORTED when no kernel fits, giving each candidate's reason. `preference` may be

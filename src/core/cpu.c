@@ -24,12 +24,19 @@ const char *sheaf_isa_name(sheaf_isa isa)
   return isa >= SHEAF_ISA_SCALAR && isa <= SHEAF_ISA_AVX512 ? isa_names[isa] : "unknown";
 }
 
+#if defined(__x86_64__)
+static int has_f16c(void)
+{
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 sheaf_isa sheaf_isa_best(void)
 {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
-    return SHEAF_ISA_SCALAR;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c()) return SHEAF_ISA_SCALAR;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return SHEAF_ISA_AVX512;

@@ -1,0 +1,67 @@
+# Sheaf's front door. `make help` lists what there is; CMake does the work (CMakeLists.txt).
+#
+#   BUILD=dir       where to build (build)
+#   PREFIX=dir      where `make install` installs (/usr/local); DESTDIR is honoured
+#   JOBS=n          parallel jobs (all cores)
+#   CMAKE_ARGS=...  more arguments for cmake, such as -DSHEAF_BUILD_CLI=OFF
+
+BUILD ?= build
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+CMAKE_ARGS ?=
+
+PACKAGES = cmake/install-packages.sh
+SUITE = BUILD="$(BUILD)" JOBS="$(JOBS)" tests/scripts/run_suite.sh
+
+.PHONY: all configure demo test test-all install lint format clean help
+.DEFAULT_GOAL := all
+
+all: configure
+	@echo "Building $(BUILD)/libsheaf.so, $(BUILD)/libsheaf.a, $(BUILD)/sheaf"
+	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; cmake --build $(BUILD) --parallel $(JOBS) -- $$quiet
+
+# Tests are left to `make test`, which needs more packages; a build folder that has them keeps them.
+configure:
+	@$(PACKAGES) build
+	@if [ ! -f $(BUILD)/build.ninja ] || [ -n "$(CMAKE_ARGS)" ]; then \
+	  echo "Configuring $(BUILD)"; mkdir -p $(BUILD); \
+	  cmake -G Ninja -S . -B $(BUILD) -DSHEAF_WERROR=ON -DSHEAF_BUILD_TESTS=OFF $(CMAKE_ARGS) >$(BUILD)/configure.log 2>&1 || \
+	    { cat $(BUILD)/configure.log; exit 1; }; fi
+
+demo: all
+	@$(BUILD)/sheaf demo
+
+test:
+	@$(PACKAGES) build test
+	@$(SUITE) quick
+
+test-all:
+	@$(PACKAGES) build test
+	@$(SUITE) all
+
+install: all
+	@echo "Installing into $(DESTDIR)$(PREFIX)"
+	@cmake --install $(BUILD) --prefix "$(PREFIX)" >$(BUILD)/install.log || { cat $(BUILD)/install.log; exit 1; }
+
+lint:
+	@$(PACKAGES) build test lint
+	@$(SUITE) lint
+
+# Not a check: versions of clang-format differ among themselves. The headers are laid out by hand.
+format:
+	@$(PACKAGES) lint
+	@git ls-files -co --exclude-standard -- 'src/*.[ch]' 'cli/*.[ch]' 'examples/*.c' 'tests/*.[ch]' | xargs clang-format -i
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-clang $(BUILD)-asan $(BUILD)-tsan
+
+help:
+	@echo "make            build $(BUILD)/libsheaf.so, $(BUILD)/libsheaf.a and the command $(BUILD)/sheaf"
+	@echo "make demo       build, then run every op forward and backward, checked, with its speed"
+	@echo "make test       all tests under gcc and clang, sanitizers and a short fuzz run"
+	@echo "make test-all   that, and the thread sanitizer, sizes past 2^31 (24 GiB of memory), 10 minutes of fuzzing a target"
+	@echo "make lint       clang-tidy and cppcheck"
+	@echo "make format     lay out sources in the house style (clang-format)"
+	@echo "make install    install into PREFIX (/usr/local)"
+	@echo "make clean      remove build folders"
+	@echo "Packages that are missing are installed when that is allowed, or named. SHEAF_NO_INSTALL=1 only names them."

@@ -1,0 +1,101 @@
+/* cli/cmd_demo.c: `sheaf demo`: runs the main operations, checks them, and shows their speed. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include <stdio.h>
+#include <unistd.h>
+
+#include "cli_impl.h"
+#include "demo.h"
+
+static const char help[] =
+  "Usage: sheaf demo [--threads N] [--seconds S] [--quick]\n\n"
+  "Makes a table and index batches, measures this machine's memory bandwidth, then runs lookups, bags and segment\n"
+  "reductions, forward and backward. Each result is checked by plain code in double precision; each time is shown as\n"
+  "GB/s of bytes that had to move and as a fraction of the measured bandwidth that fits: 'gather' (rows at random\n"
+  "places), 'read' (sequential) or 'copy'. Needs about 1 GB of memory, less with --quick.\n\n"
+  "  --threads N    threads of every run and of the measurement; default: the library's\n"
+  "  --seconds S    how long to measure, about; default 12, with --quick 2\n"
+  "  --quick        a small table\n"
+  "  --help         this text\n" CLI_EXIT_CODES_HELP;
+
+static const char *const ceiling_names[DEMO_CEILINGS] = {"read", "copy", "gather"};
+
+/* One line on a terminal that the next one replaces; "" clears it. */
+static void show_progress(const char *text)
+{
+  if (isatty(STDERR_FILENO)) fprintf(stderr, "\r\033[K%s", text);
+}
+
+static void print_machine(const demo_data *data, const double bandwidth[DEMO_CEILINGS])
+{
+  const char *cpu = sheaf_cpu_name();
+  printf("Sheaf %s on %s, %s, %d thread%s\n", sheaf_version(), *cpu ? cpu : "an unknown CPU",
+         sheaf_isa_name(sheaf_isa_current()), data->threads, data->threads == 1 ? "" : "s");
+  printf("Table: %lld rows of %d f32, %.0f MB; everything together %.2f GB\n", (long long)data->rows, DEMO_DIM,
+         (double)data->rows * DEMO_DIM * sizeof(float) / 1e6, (double)data->block_bytes / 1e9);
+  printf("This machine: sequential read %.1f GB/s, copy %.1f GB/s, random gather of %d-byte rows %.1f GB/s\n",
+         bandwidth[DEMO_READ] / 1e9, bandwidth[DEMO_COPY] / 1e9, DEMO_DIM * (int)sizeof(float),
+         bandwidth[DEMO_GATHER] / 1e9);
+#ifndef _OPENMP
+  if (data->threads > 1) puts("(measured with one thread: this command was built without OpenMP)");
+#endif
+  printf("\n%-23s  %-28s  %9s  %6s  %-12s  %-5s  %s\n", "operation", "shape", "time", "GB/s", "of bandwidth", "check",
+         "kernel");
+}
+
+static void print_result(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS])
+{
+  if (result->fault[0]) {
+    printf("%-23s  %-28s  FAILED: %s; kernel %s\n", op->name, result->shape, result->fault,
+           result->kernel[0] ? result->kernel : "none");
+    return;
+  }
+  double speed = (double)result->bytes / result->seconds;
+  printf("%-23s  %-28s  %6.2f ms  %6.1f  %4.2f %-7s  %-5s  %s\n", op->name, result->shape, 1e3 * result->seconds,
+         speed / 1e9, speed / bandwidth[op->ceiling], ceiling_names[op->ceiling], "ok", result->kernel);
+}
+
+static int run_all(demo_data *data, double seconds, int min_runs)
+{
+  double bandwidth[DEMO_CEILINGS];
+  int failed = 0, count = demo_op_count();
+  show_progress("measuring the machine's bandwidth ...");
+  demo_measure_ceilings(data, 0.2 * seconds, bandwidth);
+  show_progress("");
+  print_machine(data, bandwidth);
+  for (int i = 0; i < count; i++) {
+    char line[80];
+    snprintf(line, sizeof line, "[%d/%d] %s ...", i + 1, count, demo_op_at(i)->name);
+    show_progress(line);
+    demo_result result;
+    demo_op_measure(demo_op_at(i), data, 0.8 * seconds / count, min_runs, &result);
+    show_progress("");
+    print_result(demo_op_at(i), &result, bandwidth);
+    fflush(stdout);
+    failed += result.fault[0] != '\0';
+  }
+  printf("\n%d operations checked, %d failed\n", count, failed);
+  return failed ? CLI_FAILED : CLI_OK;
+}
+
+int cmd_demo(int argc, char **argv)
+{
+  int threads = 0, quick = 0;
+  double seconds = 0;
+  const cli_option options[] = {
+    {"--threads", CLI_THREADS, &threads}, {"--seconds", CLI_SECONDS, &seconds}, {"--quick", CLI_FLAG, &quick}};
+  const cli_syntax syntax = {"demo", help, options, sizeof options / sizeof *options, NULL, 0};
+  int code = cli_parse(&syntax, argc, argv);
+  if (code != CLI_GO_ON) return code;
+  demo_data data;
+  show_progress("filling tables ...");
+  if (demo_data_make(&data, quick, threads ? threads : sheaf_threads()) != SHEAF_OK) {
+    show_progress("");
+    cli_complain("demo", "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
+  code = run_all(&data, seconds > 0 ? seconds : quick ? 2 : 12, quick ? 3 : 5);
+  demo_data_free(&data);
+  return code;
+}

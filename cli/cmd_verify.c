@@ -1,0 +1,148 @@
+/* cli/cmd_verify.c: `sheaf verify`: replays a folder of reference cases against the library. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli_impl.h"
+#include "verify.h"
+
+static const char help[] =
+  "Usage: sheaf verify DIR [--isa NAME] [--threads N] [--verbose]\n\n"
+  "Replays every *.safetensors reference case in DIR, forward and backward, and compares each result with the\n"
+  "answer in the file. Prints each case that fails with its first differing element, and last how many passed and\n"
+  "failed.\n\n"
+  "  --isa NAME     scalar, avx2 or avx512; default: the best one here\n"
+  "  --threads N    the most threads a run may use; above 1, small cases are split among them too\n"
+  "  --verbose      name the cases that pass as well\n"
+  "  --help         this text\n" CLI_EXIT_CODES_HELP;
+
+/* ---- The files ----------------------------------------------------------------------------------------------- */
+
+typedef struct name_list {
+  char **names;
+  size_t count, room;
+} name_list;
+
+static void free_names(name_list *list)
+{
+  for (size_t i = 0; i < list->count; i++) free(list->names[i]);
+  free(list->names);
+}
+
+static bool add_name(name_list *list, const char *name)
+{
+  if (list->count == list->room) {
+    size_t room = list->room ? 2 * list->room : 64;
+    char **names = realloc(list->names, room * sizeof *names);
+    if (!names) return false;
+    list->names = names;
+    list->room = room;
+  }
+  list->names[list->count] = strdup(name);
+  return list->names[list->count] && ++list->count;
+}
+
+static bool is_case(const char *name)
+{
+  static const char ending[] = ".safetensors";
+  size_t length = strlen(name), ending_length = sizeof ending - 1;
+  return name[0] != '.' && length > ending_length && strcmp(name + length - ending_length, ending) == 0;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+  return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The cases of a folder in the order of their names; an exit code. */
+static int list_cases(const char *folder, name_list *list)
+{
+  DIR *dir = opendir(folder);
+  if (!dir) {
+    cli_complain("verify", "'%s' cannot be read: %s", folder, strerror(errno));
+    return CLI_USAGE;
+  }
+  bool fits = true;
+  struct dirent *entry;
+  while (fits && (errno = 0, entry = readdir(dir)))
+    if (is_case(entry->d_name)) fits = add_name(list, entry->d_name);
+  int error = fits ? errno : ENOMEM;
+  closedir(dir);
+  if (error) {
+    cli_complain("verify", "'%s' cannot be read: %s", folder, strerror(error));
+    return fits ? CLI_USAGE : CLI_FAILED;
+  }
+  if (list->count == 0) {
+    cli_complain("verify", "'%s' holds no *.safetensors files", folder);
+    return CLI_USAGE;
+  }
+  qsort(list->names, list->count, sizeof *list->names, compare_names);
+  return CLI_OK;
+}
+
+/* ---- The cases ----------------------------------------------------------------------------------------------- */
+
+static bool replay_case(const char *folder, const char *name, int threads, int verbose)
+{
+  verify_case c = {0};
+  size_t room = strlen(folder) + strlen(name) + 2;
+  char *path = malloc(room);
+  bool agrees = false;
+  if (path) {
+    snprintf(path, room, "%s/%s", folder, name);
+    agrees = verify_file(&c, path, threads);
+  } else {
+    verify_fail(&c, "out of memory");
+  }
+  free(path);
+  if (!agrees) printf("FAIL %s: %s%s%s\n", name, c.failure, c.kernel[0] ? "; kernel " : "", c.kernel);
+  else if (verbose) printf("ok   %s: %s\n", name, c.kernel);
+  return agrees;
+}
+
+static int replay_folder(const char *folder, int threads, int verbose)
+{
+  name_list list = {0};
+  int code = list_cases(folder, &list);
+  size_t failed = 0;
+  for (size_t i = 0; code == CLI_OK && i < list.count; i++)
+    failed += !replay_case(folder, list.names[i], threads, verbose);
+  if (code == CLI_OK) printf("%zu passed, %zu failed\n", list.count - failed, failed);
+  free_names(&list);
+  return code == CLI_OK && failed ? CLI_FAILED : code;
+}
+
+static int set_isa(const char *name)
+{
+  for (int isa = SHEAF_ISA_SCALAR; isa <= SHEAF_ISA_AVX512; isa++) {
+    if (strcmp(name, sheaf_isa_name((sheaf_isa)isa)) != 0) continue;
+    if (sheaf_set_isa((sheaf_isa)isa) == SHEAF_OK) return CLI_GO_ON;
+    return cli_misused("verify", "--isa %s cannot be used here: %s", name, sheaf_last_error());
+  }
+  return cli_misused("verify", "--isa takes scalar, avx2 or avx512, not '%s'", name);
+}
+
+int cmd_verify(int argc, char **argv)
+{
+  const char *folder = NULL, *isa = NULL;
+  int threads = 0, verbose = 0;
+  const cli_option options[] = {
+    {"--isa", CLI_TEXT, &isa}, {"--threads", CLI_THREADS, &threads}, {"--verbose", CLI_FLAG, &verbose}};
+  const cli_syntax syntax = {"verify", help, options, sizeof options / sizeof *options, &folder, 1};
+  int code = cli_parse(&syntax, argc, argv);
+  if (code != CLI_GO_ON) return code;
+  if (!folder) return cli_misused("verify", "no folder of cases is given");
+  /* Reference cases are too small to be worth a second thread. The library reads this at its first use and then splits
+   * every run, so that splitting itself is tested. */
+  if (threads > 1 && setenv("SHEAF_TEST_SPLIT", "1", 1) != 0) {
+    cli_complain("verify", "out of memory");
+    return CLI_FAILED;
+  }
+  if (isa && (code = set_isa(isa)) != CLI_GO_ON) return code;
+  return replay_folder(folder, threads, verbose);
+}

@@ -1,0 +1,19 @@
+/* cli/json_out.c: JSON on stdout. */
+#include "json_out.h"
+
+#include <stdio.h>
+
+#include "cli_impl.h"
+
+int cli_print_json(const char *command, json_t *root)
+{
+  int failed = !root || json_dumpf(root, stdout, JSON_INDENT(2)) != 0;
+  json_decref(root);
+  if (!failed) {
+    putchar('\n');
+    return CLI_OK;
+  }
+  /* A write that failed is reported by main, once for all output. */
+  if (!ferror(stdout)) cli_complain(command, "out of memory");
+  return CLI_FAILED;
+}

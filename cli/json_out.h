@@ -1,0 +1,11 @@
+/* cli/json_out.h: JSON on stdout. */
+#ifndef SHEAF_CLI_JSON_OUT_H
+#define SHEAF_CLI_JSON_OUT_H
+
+#include <jansson.h>
+
+/* Prints `root` with a final newline and releases it; returns an exit code. NULL, which is what jansson gives when
+ * memory is short, is reported as that. */
+int cli_print_json(const char *command, json_t *root);
+
+#endif

@@ -1,0 +1,38 @@
+# Compiler flags, as targets to link:
+#   sheaf_flags     language, warnings, floating-point rules, sanitizers: for everything that is compiled here
+#   sheaf_internal  sheaf_flags, plus src/ on the include path and SHF_ definitions: for the library and its tests
+#   sheaf_link      what sanitizers need at link time
+set(CMAKE_C_STANDARD 17)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID_P EQUAL 8)
+  set(SHEAF_X86 ON)
+else()
+  set(SHEAF_X86 OFF)
+endif()
+
+add_library(sheaf_flags INTERFACE)
+target_compile_options(sheaf_flags INTERFACE -Wall -Wextra -Wpedantic -Wconversion $<$<BOOL:${SHEAF_WERROR}>:-Werror>
+                                             $<$<COMPILE_LANGUAGE:C>:-ffp-contract=off>)
+add_library(sheaf_link INTERFACE)
+
+if(SHEAF_SANITIZE)
+  # Frame pointers for readable reports; a finding ends the program, so that no test can overlook it.
+  target_compile_options(sheaf_flags INTERFACE -fsanitize=${SHEAF_SANITIZE} -fno-sanitize-recover=all
+                                               -fno-omit-frame-pointer)
+  target_link_options(sheaf_link INTERFACE -fsanitize=${SHEAF_SANITIZE})
+endif()
+if(SHEAF_FUZZ)
+  if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "SHEAF_FUZZ needs clang: cmake -DCMAKE_C_COMPILER=clang")
+  endif()
+  target_compile_options(sheaf_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(sheaf_link INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+add_library(sheaf_internal INTERFACE)
+target_link_libraries(sheaf_internal INTERFACE sheaf_flags)
+target_include_directories(sheaf_internal INTERFACE ${PROJECT_SOURCE_DIR}/src)
+target_compile_definitions(sheaf_internal INTERFACE $<$<BOOL:${SHEAF_X86}>:SHF_HAVE_X86=1>)

@@ -1,0 +1,88 @@
+/* element.h: what the one element type of a kernel file is stored as and accumulated in.
+ *
+ * A kernel file defines exactly one of ELEMENT_F32, ELEMENT_F64, ELEMENT_F16, ELEMENT_BF16, ELEMENT_INT8, ELEMENT_INT4
+ * before it includes anything. From here on the texts speak of:
+ *   element          storage type of a table's cell (for quantised rows: a byte)
+ *   acc              the type sums are kept in, and its bits as a signed integer, lane_int
+ *   ELEMENT_DTYPE    the sheaf_dtype
+ *   ELEMENT_QUANTISED, ELEMENT_WIDE (acc is double)
+ */
+#ifndef SHF_KERNELS_ELEMENT_H
+#define SHF_KERNELS_ELEMENT_H
+
+#include <sheaf/base.h>
+
+#include "core/dtype.h"
+
+#if defined(ELEMENT_F64)
+#define ELEMENT_WIDE 1
+typedef double acc;
+typedef int64_t lane_int;
+#define acc_fma __builtin_fma
+#else
+#define ELEMENT_WIDE 0
+typedef float acc;
+typedef int32_t lane_int;
+#define acc_fma __builtin_fmaf
+#endif
+
+#if defined(ELEMENT_INT8) || defined(ELEMENT_INT4)
+#define ELEMENT_QUANTISED 1
+#else
+#define ELEMENT_QUANTISED 0
+#endif
+
+#if defined(ELEMENT_F32)
+#define ELEMENT_DTYPE SHEAF_F32
+#define ELEMENT_NAME f32
+typedef float element;
+#elif defined(ELEMENT_F64)
+#define ELEMENT_DTYPE SHEAF_F64
+#define ELEMENT_NAME f64
+typedef double element;
+#elif defined(ELEMENT_F16)
+#define ELEMENT_DTYPE SHEAF_F16
+#define ELEMENT_NAME f16
+typedef uint16_t element;
+#elif defined(ELEMENT_BF16)
+#define ELEMENT_DTYPE SHEAF_BF16
+#define ELEMENT_NAME bf16
+typedef uint16_t element;
+#elif defined(ELEMENT_INT8)
+#define ELEMENT_DTYPE SHEAF_INT8
+#define ELEMENT_NAME int8
+typedef uint8_t element;
+#elif defined(ELEMENT_INT4)
+#define ELEMENT_DTYPE SHEAF_INT4
+#define ELEMENT_NAME int4
+typedef uint8_t element;
+#else
+#error "a kernel file must define its ELEMENT_..."
+#endif
+
+/* Per-sample weights have the table's type, f32 for quantised tables. */
+#if ELEMENT_QUANTISED
+typedef float weight;
+static inline acc weight_value(weight w) { return w; }
+#else
+typedef element weight;
+#if defined(ELEMENT_F16)
+static inline acc weight_value(weight w) { return shf_f16_to_f32(w); }
+#elif defined(ELEMENT_BF16)
+static inline acc weight_value(weight w) { return shf_bf16_to_f32(w); }
+#else
+static inline acc weight_value(weight w) { return w; }
+#endif
+#endif
+
+#if defined(ELEMENT_F16)
+static inline element element_of(acc value) { return shf_f32_to_f16(value); }
+#elif defined(ELEMENT_BF16)
+static inline element element_of(acc value) { return shf_f32_to_bf16(value); }
+#elif !ELEMENT_QUANTISED
+static inline element element_of(acc value) { return value; }
+#endif
+
+#define FORCE_INLINE static inline __attribute__((always_inline))
+
+#endif

@@ -1,0 +1,165 @@
+/* vec_avx2.h: the vector words (see vec_scalar.h for their meaning) in AVX2, FMA and F16C. */
+#ifndef SHF_KERNELS_VEC_AVX2_H
+#define SHF_KERNELS_VEC_AVX2_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "element.h"
+
+#define VEC_ISA avx2
+#define VEC_ARCH SHEAF_ARCH_AVX2
+
+#if ELEMENT_WIDE
+enum { VEC_LANES = 4 };
+typedef __m256d vec;
+typedef __m256i vint;
+typedef __m256d vmask;
+
+FORCE_INLINE __m256i first_lanes(int lanes)
+{
+  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(lanes), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+FORCE_INLINE vec vec_zero(void) { return _mm256_setzero_pd(); }
+FORCE_INLINE vec vec_splat(acc x) { return _mm256_set1_pd(x); }
+FORCE_INLINE vec vec_load(const acc *p) { return _mm256_loadu_pd(p); }
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm256_maskload_pd(p, first_lanes(lanes)); }
+FORCE_INLINE void vec_store(acc *p, vec x) { _mm256_storeu_pd(p, x); }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm256_maskstore_pd(p, first_lanes(lanes), x); }
+FORCE_INLINE vec vec_add(vec a, vec b) { return _mm256_add_pd(a, b); }
+FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_pd(a, b); }
+FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_pd(a, b); }
+FORCE_INLINE vec vec_div(vec a, vec b) { return _mm256_div_pd(a, b); }
+FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_pd(a, b, c); }
+#define VEC_COMPARE(a, b, how) _mm256_cmp_pd(a, b, how)
+#define VEC_AND(a, b) _mm256_and_pd(a, b)
+#define VEC_OR(a, b) _mm256_or_pd(a, b)
+FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm256_blendv_pd(no, yes, m); }
+FORCE_INLINE vint vint_splat(lane_int x) { return _mm256_set1_epi64x(x); }
+FORCE_INLINE vint vint_add(vint a, vint b) { return _mm256_add_epi64(a, b); }
+FORCE_INLINE vint vint_select(vmask m, vint yes, vint no)
+{
+  return _mm256_castpd_si256(_mm256_blendv_pd(_mm256_castsi256_pd(no), _mm256_castsi256_pd(yes), m));
+}
+#else
+enum { VEC_LANES = 8 };
+typedef __m256 vec;
+typedef __m256i vint;
+typedef __m256 vmask;
+
+FORCE_INLINE __m256i first_lanes(int lanes)
+{
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+FORCE_INLINE vec vec_zero(void) { return _mm256_setzero_ps(); }
+FORCE_INLINE vec vec_splat(acc x) { return _mm256_set1_ps(x); }
+FORCE_INLINE vec vec_load(const acc *p) { return _mm256_loadu_ps(p); }
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm256_maskload_ps(p, first_lanes(lanes)); }
+FORCE_INLINE void vec_store(acc *p, vec x) { _mm256_storeu_ps(p, x); }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm256_maskstore_ps(p, first_lanes(lanes), x); }
+FORCE_INLINE vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
+FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+FORCE_INLINE vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
+FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+#define VEC_COMPARE(a, b, how) _mm256_cmp_ps(a, b, how)
+#define VEC_AND(a, b) _mm256_and_ps(a, b)
+#define VEC_OR(a, b) _mm256_or_ps(a, b)
+FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm256_blendv_ps(no, yes, m); }
+FORCE_INLINE vint vint_splat(lane_int x) { return _mm256_set1_epi32(x); }
+FORCE_INLINE vint vint_add(vint a, vint b) { return _mm256_add_epi32(a, b); }
+FORCE_INLINE vint vint_select(vmask m, vint yes, vint no)
+{
+  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(no), _mm256_castsi256_ps(yes), m));
+}
+
+/* AVX2 has no masks for 16-bit and 8-bit lanes: a part goes through a buffer. */
+FORCE_INLINE __m128i part_load(const void *p, int bytes)
+{
+  char buffer[16] = {0};
+  memcpy(buffer, p, (size_t)bytes);
+  return _mm_loadu_si128((const void *)buffer);
+}
+FORCE_INLINE void part_store(void *p, __m128i x, int bytes)
+{
+  char buffer[16];
+  _mm_storeu_si128((void *)buffer, x);
+  memcpy(p, buffer, (size_t)bytes);
+}
+
+FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
+FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes) { return _mm256_cvtph_ps(part_load(p, 2 * lanes)); }
+FORCE_INLINE __m128i f16_round(vec x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FORCE_INLINE void f16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, f16_round(x)); }
+FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, f16_round(x), 2 * lanes); }
+
+FORCE_INLINE vec bf16_widen(__m128i bits)
+{
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+FORCE_INLINE vec bf16_load(const uint16_t *p) { return bf16_widen(_mm_loadu_si128((const void *)p)); }
+FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes) { return bf16_widen(part_load(p, 2 * lanes)); }
+FORCE_INLINE __m128i bf16_round(vec x)
+{
+  __m256i bits = _mm256_castps_si256(x);
+  __m256i high = _mm256_srli_epi32(bits, 16);
+  __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  __m256i near = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  __m256i kept = _mm256_blendv_epi8(near, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+  return _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+}
+FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, bf16_round(x)); }
+FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, bf16_round(x), 2 * lanes); }
+
+FORCE_INLINE vec bytes_widen(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
+FORCE_INLINE vec u8_load(const uint8_t *p) { return bytes_widen(_mm_loadl_epi64((const void *)p)); }
+FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes) { return bytes_widen(part_load(p, lanes)); }
+FORCE_INLINE vec nibbles_widen(__m128i bytes)
+{
+  __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+  __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+  return bytes_widen(_mm_unpacklo_epi8(low, high));
+}
+FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column)
+{
+  int32_t four;
+  memcpy(&four, row + column / 2, 4);
+  return nibbles_widen(_mm_cvtsi32_si128(four));
+}
+FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
+{
+  return nibbles_widen(part_load(row + column / 2, (lanes + 1) / 2));
+}
+#endif
+
+FORCE_INLINE vmask vec_above(vec x, vec best)
+{
+  return VEC_AND(VEC_COMPARE(x, best, _CMP_NLE_UQ), VEC_COMPARE(best, best, _CMP_ORD_Q));
+}
+FORCE_INLINE vmask vec_below(vec x, vec best)
+{
+  return VEC_AND(VEC_COMPARE(x, best, _CMP_NGE_UQ), VEC_COMPARE(best, best, _CMP_ORD_Q));
+}
+FORCE_INLINE vmask vec_same(vec a, vec b)
+{
+  vmask both_nan = VEC_AND(VEC_COMPARE(a, a, _CMP_UNORD_Q), VEC_COMPARE(b, b, _CMP_UNORD_Q));
+  return VEC_OR(VEC_COMPARE(a, b, _CMP_EQ_OQ), both_nan);
+}
+FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
+FORCE_INLINE void vint_store(lane_int *p, vint x) { _mm256_storeu_si256((void *)p, x); }
+
+FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes)
+{
+  if (bytes < 32) {
+    memcpy(to, from, (size_t)bytes);
+    return;
+  }
+  int64_t at = 0;
+  for (; at + 32 <= bytes; at += 32)
+    _mm256_storeu_si256((void *)(to + at), _mm256_loadu_si256((const void *)(from + at)));
+  if (at < bytes) /* the last piece overlaps the one before it */
+    _mm256_storeu_si256((void *)(to + bytes - 32), _mm256_loadu_si256((const void *)(from + bytes - 32)));
+}
+
+#endif

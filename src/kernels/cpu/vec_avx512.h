@@ -1,0 +1,143 @@
+/* vec_avx512.h: the vector words (see vec_scalar.h for their meaning) in AVX-512 F, BW, DQ and VL. */
+#ifndef SHF_KERNELS_VEC_AVX512_H
+#define SHF_KERNELS_VEC_AVX512_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "element.h"
+
+#define VEC_ISA avx512
+#define VEC_ARCH SHEAF_ARCH_AVX512
+
+#if ELEMENT_WIDE
+enum { VEC_LANES = 8 };
+typedef __m512d vec;
+typedef __m512i vint;
+typedef __mmask8 vmask;
+
+FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
+FORCE_INLINE vec vec_zero(void) { return _mm512_setzero_pd(); }
+FORCE_INLINE vec vec_splat(acc x) { return _mm512_set1_pd(x); }
+FORCE_INLINE vec vec_load(const acc *p) { return _mm512_loadu_pd(p); }
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm512_maskz_loadu_pd(first_lanes(lanes), p); }
+FORCE_INLINE void vec_store(acc *p, vec x) { _mm512_storeu_pd(p, x); }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm512_mask_storeu_pd(p, first_lanes(lanes), x); }
+FORCE_INLINE vec vec_add(vec a, vec b) { return _mm512_add_pd(a, b); }
+FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_pd(a, b); }
+FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_pd(a, b); }
+FORCE_INLINE vec vec_div(vec a, vec b) { return _mm512_div_pd(a, b); }
+FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_pd(a, b, c); }
+#define VEC_COMPARE(a, b, how) _mm512_cmp_pd_mask(a, b, how)
+FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm512_mask_blend_pd(m, no, yes); }
+FORCE_INLINE vint vint_splat(lane_int x) { return _mm512_set1_epi64(x); }
+FORCE_INLINE vint vint_add(vint a, vint b) { return _mm512_add_epi64(a, b); }
+FORCE_INLINE vint vint_select(vmask m, vint yes, vint no) { return _mm512_mask_blend_epi64(m, no, yes); }
+#else
+enum { VEC_LANES = 16 };
+typedef __m512 vec;
+typedef __m512i vint;
+typedef __mmask16 vmask;
+
+FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
+FORCE_INLINE vec vec_zero(void) { return _mm512_setzero_ps(); }
+FORCE_INLINE vec vec_splat(acc x) { return _mm512_set1_ps(x); }
+FORCE_INLINE vec vec_load(const acc *p) { return _mm512_loadu_ps(p); }
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm512_maskz_loadu_ps(first_lanes(lanes), p); }
+FORCE_INLINE void vec_store(acc *p, vec x) { _mm512_storeu_ps(p, x); }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm512_mask_storeu_ps(p, first_lanes(lanes), x); }
+FORCE_INLINE vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
+FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+FORCE_INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
+FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+#define VEC_COMPARE(a, b, how) _mm512_cmp_ps_mask(a, b, how)
+FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm512_mask_blend_ps(m, no, yes); }
+FORCE_INLINE vint vint_splat(lane_int x) { return _mm512_set1_epi32(x); }
+FORCE_INLINE vint vint_add(vint a, vint b) { return _mm512_add_epi32(a, b); }
+FORCE_INLINE vint vint_select(vmask m, vint yes, vint no) { return _mm512_mask_blend_epi32(m, no, yes); }
+
+FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes)
+{
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(lanes), p));
+}
+FORCE_INLINE __m256i f16_round(vec x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FORCE_INLINE void f16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, f16_round(x)); }
+FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes)
+{
+  _mm256_mask_storeu_epi16(p, first_lanes(lanes), f16_round(x));
+}
+
+FORCE_INLINE vec bf16_widen(__m256i bits)
+{
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+FORCE_INLINE vec bf16_load(const uint16_t *p) { return bf16_widen(_mm256_loadu_si256((const void *)p)); }
+FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes)
+{
+  return bf16_widen(_mm256_maskz_loadu_epi16(first_lanes(lanes), p));
+}
+/* By integers, since vcvtneps2bf16 flushes denormals. */
+FORCE_INLINE __m256i bf16_round(vec x)
+{
+  __m512i bits = _mm512_castps_si512(x);
+  __m512i high = _mm512_srli_epi32(bits, 16);
+  __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  __m512i near = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(near, nan, high, _mm512_set1_epi32(0x40)));
+}
+FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, bf16_round(x)); }
+FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes)
+{
+  _mm256_mask_storeu_epi16(p, first_lanes(lanes), bf16_round(x));
+}
+
+FORCE_INLINE vec bytes_widen(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
+FORCE_INLINE vec u8_load(const uint8_t *p) { return bytes_widen(_mm_loadu_si128((const void *)p)); }
+FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes)
+{
+  return bytes_widen(_mm_maskz_loadu_epi8(first_lanes(lanes), p));
+}
+FORCE_INLINE vec nibbles_widen(__m128i bytes)
+{
+  __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+  __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+  return bytes_widen(_mm_unpacklo_epi8(low, high));
+}
+FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column)
+{
+  return nibbles_widen(_mm_loadl_epi64((const void *)(row + column / 2)));
+}
+FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
+{
+  return nibbles_widen(_mm_maskz_loadu_epi8(first_lanes((lanes + 1) / 2), row + column / 2));
+}
+#endif
+
+FORCE_INLINE vmask vec_above(vec x, vec best)
+{
+  return VEC_COMPARE(x, best, _CMP_NLE_UQ) & VEC_COMPARE(best, best, _CMP_ORD_Q);
+}
+FORCE_INLINE vmask vec_below(vec x, vec best)
+{
+  return VEC_COMPARE(x, best, _CMP_NGE_UQ) & VEC_COMPARE(best, best, _CMP_ORD_Q);
+}
+FORCE_INLINE vmask vec_same(vec a, vec b)
+{
+  return VEC_COMPARE(a, b, _CMP_EQ_OQ) | (VEC_COMPARE(a, a, _CMP_UNORD_Q) & VEC_COMPARE(b, b, _CMP_UNORD_Q));
+}
+FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
+FORCE_INLINE void vint_store(lane_int *p, vint x) { _mm512_storeu_si512(p, x); }
+
+FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes)
+{
+  for (; bytes >= 64; bytes -= 64, to += 64, from += 64) _mm512_storeu_si512(to, _mm512_loadu_si512(from));
+  if (bytes > 0) {
+    __mmask64 mask = ~0ull >> (64 - bytes);
+    _mm512_mask_storeu_epi8(to, mask, _mm512_maskz_loadu_epi8(mask, from));
+  }
+}
+
+#endif

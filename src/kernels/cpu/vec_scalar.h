@@ -1,0 +1,81 @@
+/* vec_scalar.h: the vector words in plain C, one lane wide. The other two headers define the same words; this one is the
+ * place to read what each of them means.
+ *
+ *   vec, vint, vmask           VEC_LANES lanes of acc, of lane_int, of yes or no
+ *   ..._part(…, lanes)         the same on the first `lanes` lanes (1 .. VEC_LANES - 1); no other memory is touched
+ *   f16_load, f16_store ...    widen to acc exactly; round to nearest even, denormals kept
+ *   u8_load, u4_load           bytes and nibbles (low one first) as numbers
+ */
+#ifndef SHF_KERNELS_VEC_SCALAR_H
+#define SHF_KERNELS_VEC_SCALAR_H
+
+#include <math.h>
+#include <string.h>
+
+#include "element.h"
+
+#define VEC_ISA scalar
+#define VEC_ARCH SHEAF_ARCH_SCALAR
+enum { VEC_LANES = 1 };
+typedef acc vec;
+typedef lane_int vint;
+typedef int vmask;
+
+FORCE_INLINE vec vec_zero(void) { return 0; }
+FORCE_INLINE vec vec_splat(acc x) { return x; }
+FORCE_INLINE vec vec_load(const acc *p) { return *p; }
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return lanes > 0 ? *p : 0; }
+FORCE_INLINE void vec_store(acc *p, vec x) { *p = x; }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes)
+{
+  if (lanes > 0) *p = x;
+}
+FORCE_INLINE vec vec_add(vec a, vec b) { return a + b; }
+FORCE_INLINE vec vec_sub(vec a, vec b) { return a - b; }
+FORCE_INLINE vec vec_mul(vec a, vec b) { return a * b; }
+FORCE_INLINE vec vec_div(vec a, vec b) { return a / b; }
+FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return acc_fma(a, b, c); }
+
+/* Whether x takes the place of best: greater (less), or the first NaN. */
+FORCE_INLINE vmask vec_above(vec x, vec best) { return !(x <= best) && best == best; }
+FORCE_INLINE vmask vec_below(vec x, vec best) { return !(x >= best) && best == best; }
+/* Equal, where a NaN equals a NaN and -0 equals +0. */
+FORCE_INLINE vmask vec_same(vec a, vec b) { return a == b || (a != a && b != b); }
+FORCE_INLINE vmask vec_equal(vec a, vec b) { return a == b; }
+FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return m ? yes : no; }
+
+FORCE_INLINE vint vint_splat(lane_int x) { return x; }
+FORCE_INLINE vint vint_add(vint a, vint b) { return a + b; }
+FORCE_INLINE vint vint_select(vmask m, vint yes, vint no) { return m ? yes : no; }
+FORCE_INLINE void vint_store(lane_int *p, vint x) { *p = x; }
+
+#if !ELEMENT_WIDE
+FORCE_INLINE vec f16_load(const uint16_t *p) { return shf_f16_to_f32(*p); }
+FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes) { return lanes > 0 ? f16_load(p) : 0; }
+FORCE_INLINE void f16_store(uint16_t *p, vec x) { *p = shf_f32_to_f16(x); }
+FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes)
+{
+  if (lanes > 0) f16_store(p, x);
+}
+FORCE_INLINE vec bf16_load(const uint16_t *p) { return shf_bf16_to_f32(*p); }
+FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes) { return lanes > 0 ? bf16_load(p) : 0; }
+FORCE_INLINE void bf16_store(uint16_t *p, vec x) { *p = shf_f32_to_bf16(x); }
+FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes)
+{
+  if (lanes > 0) bf16_store(p, x);
+}
+FORCE_INLINE vec u8_load(const uint8_t *p) { return (acc)*p; }
+FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes) { return lanes > 0 ? u8_load(p) : 0; }
+/* Nibbles start at an even column in the wider headers; here `column` says which half of the byte is meant. */
+FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column)
+{
+  uint8_t byte = row[column / 2];
+  return (acc)(column % 2 ? byte >> 4 : byte & 15);
+}
+FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes) { return lanes > 0 ? u4_load(row, column) : 0; }
+#endif
+
+/* Copies `bytes` bytes between buffers that do not overlap. */
+FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
+
+#endif

@@ -1,0 +1,282 @@
+/* embedding_run.c: lookups and bags, forward and backward: checks of values, then the stages of a run. */
+#include <string.h>
+
+#include "plan/plan_impl.h"
+
+/* One run: the plan, its operands, its memory. */
+typedef struct run {
+  const sheaf_plan *plan;
+  const sheaf_embedding_desc *desc;
+  const sheaf_embedding_args *args;
+  shf_bound bound;
+  char *workspace;
+} run;
+
+static shf_matrix operand(const run *r, int which) { return r->bound.view[which]; }
+
+static sheaf_status open_args(const sheaf_plan *plan, const sheaf_embedding_args *args, sheaf_embedding_args *known)
+{
+  SHF_REQUIRE(plan, INVALID_PROBLEM, "plan is NULL");
+  SHF_REQUIRE(plan->category == SHEAF_CATEGORY_EMBEDDING, INVALID_PROBLEM, "this is a plan of the segment family");
+  return shf_plan_copy_struct(known, sizeof *known, args, "args");
+}
+
+/* Operands lie one behind the other in args. */
+static const sheaf_operand *operands_of(const sheaf_embedding_args *args) { return &args->table; }
+
+sheaf_status sheaf_embedding_can_implement(const sheaf_plan *plan, const sheaf_embedding_args *args)
+{
+  sheaf_embedding_args known;
+  shf_bound bound;
+  SHF_TRY(open_args(plan, args, &known));
+  return shf_plan_bind(plan, operands_of(&known), &bound);
+}
+
+/* ---- Checks of values ---- */
+
+static shf_index_scan index_scan(const run *r)
+{
+  const sheaf_embedding_desc *d = r->desc;
+  int max_backward = d->kind == SHEAF_BAG_MAX_BACKWARD;
+  shf_index_scan scan = {.index = operand(r, max_backward ? SHF_EMBEDDING_arg : SHF_EMBEDDING_indices),
+                         .wide = d->index_dtype == SHEAF_I64,
+                         .batch = r->plan->batch,
+                         .rows = max_backward ? d->bags : 1,
+                         .columns = max_backward ? d->dim : d->indices,
+                         .limit = d->total_rows,
+                         .allow_absent = max_backward,
+                         .threads = r->plan->threads};
+  return scan;
+}
+
+static sheaf_status check_values(const run *r)
+{
+  if (r->bound.given[SHF_EMBEDDING_offsets])
+    SHF_TRY(shf_plan_check_offsets(r->desc, operand(r, SHF_EMBEDDING_offsets), r->plan->batch));
+  shf_index_scan scan = index_scan(r);
+  return shf_plan_apply_policy(&scan, r->desc->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices", r->desc->bad_index,
+                               r->args->report);
+}
+
+/* ---- Stages ---- */
+
+/* What every stage over indices has in common. */
+static shf_job index_job(const run *r)
+{
+  const sheaf_embedding_desc *d = r->desc;
+  int matrix = d->bag_form == SHEAF_BAGS_MATRIX;
+  int keeps_padding = d->kind == SHEAF_LOOKUP && d->padding == SHEAF_PADDING_ROW;
+  shf_job job = {.dim = d->dim,
+                 .entries = d->indices,
+                 .groups = d->bags,
+                 .bag_length = matrix ? (d->bags ? d->indices / d->bags : 0) : -1,
+                 .rows = d->rows,
+                 .row_begin = d->row_begin,
+                 .total_rows = d->total_rows,
+                 .padding = d->has_padding && !keeps_padding ? d->padding_idx : -1,
+                 .index = operand(r, SHF_EMBEDDING_indices),
+                 .offsets = operand(r, SHF_EMBEDDING_offsets),
+                 .weights = operand(r, SHF_EMBEDDING_weights),
+                 .offsets_wide = d->offset_dtype == SHEAF_I64,
+                 .offsets_end = d->bag_form == SHEAF_BAGS_OFFSETS_END,
+                 .out_dtype = d->out_dtype,
+                 .mean = d->kind == SHEAF_BAG_MEAN || d->kind == SHEAF_BAG_MEAN_BACKWARD,
+                 .partials = r->workspace + r->plan->layout.partials,
+                 .slot_bytes = r->plan->layout.slot_bytes};
+  return job;
+}
+
+static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join, int64_t bytes)
+{
+  shf_stage stage = {.job = job,
+                     .axis = axis,
+                     .batch = r->plan->batch,
+                     .threads = r->plan->threads,
+                     .bytes = bytes * r->plan->batch,
+                     .run = part,
+                     .join = join,
+                     .scratch = r->workspace + r->plan->layout.scratch,
+                     .scratch_bytes = r->plan->layout.scratch_bytes};
+  shf_plan_run_stage(&stage);
+}
+
+/* Bytes of a row, for estimating traffic. */
+static int64_t row_bytes(const run *r) { return sheaf_dtype_row_bytes(r->desc->dtype, r->desc->dim); }
+
+static void run_lookup(const run *r)
+{
+  shf_job job = index_job(r);
+  job.source = operand(r, SHF_EMBEDDING_table);
+  job.target = operand(r, SHF_EMBEDDING_out);
+  run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * row_bytes(r)));
+}
+
+static void run_bags(const run *r)
+{
+  shf_job job = index_job(r);
+  job.source = operand(r, SHF_EMBEDDING_table);
+  job.target = operand(r, SHF_EMBEDDING_out);
+  job.arg = operand(r, SHF_EMBEDDING_arg);
+  job.fill = 1;
+  int64_t bytes = job.entries * (8 + row_bytes(r)) + job.groups * (8 + row_bytes(r));
+  run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->reduce, r->plan->row->join, bytes);
+}
+
+static shf_matrix divisors(const run *r)
+{
+  int64_t each = r->plan->acc_bytes;
+  return (shf_matrix){r->workspace + r->plan->layout.counts, each, r->desc->bags * each};
+}
+
+/* Mean backward needs what each bag was divided by. */
+static void run_divisors(const run *r)
+{
+  shf_job job = index_job(r);
+  job.dim = 0;
+  job.target = divisors(r);
+  job.target_is_acc = 1;
+  job.fill = 1;
+  run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->prepare, r->plan->row->prepare_join, (job.entries + job.groups) * 8);
+}
+
+/* Clears a gradient whose groups are cells: cheaper by rows than cell by cell. */
+static void clear_rows(shf_matrix rows, int64_t batch, int64_t count, int64_t bytes)
+{
+  for (int64_t p = 0; p < batch; p++)
+    for (int64_t i = 0; i < count; i++) memset(rows.data + p * rows.batch_stride + i * rows.row_stride, 0, (size_t)bytes);
+}
+
+static void run_table_grad(const run *r, const shf_grouped *grouped)
+{
+  const sheaf_embedding_desc *d = r->desc;
+  shf_job job = index_job(r);
+  job.groups = d->rows;
+  job.source = operand(r, SHF_EMBEDDING_grad_out);
+  job.target = operand(r, SHF_EMBEDDING_table_grad);
+  job.grouped = *grouped;
+  job.accumulate = d->grad_write == SHEAF_GRAD_ACCUMULATE;
+  job.fill = !job.accumulate;
+  job.by_frequency = d->scale_grad_by_freq;
+  if (d->kind == SHEAF_LOOKUP_BACKWARD) job.bag_length = -1;
+  if (job.mean) job.counts = divisors(r);
+  if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
+    if (!job.accumulate) clear_rows(job.target, r->plan->batch, d->rows, row_bytes(r));
+    job.accumulate = 1;
+    job.fill = 0;
+    job.columns = d->dim;
+    job.dim = 1;
+    job.entries = d->bags * d->dim;
+    job.groups = d->rows * d->dim;
+  }
+  int64_t bytes = job.entries * (8 + sheaf_dtype_row_bytes(d->dtype, job.dim)) + (job.fill ? job.groups * row_bytes(r) : 0);
+  run_stage(r, &job, SHF_BY_GROUPED, r->plan->row->reduce, r->plan->row->join, bytes);
+}
+
+static void run_weights_grad(const run *r)
+{
+  shf_job job = index_job(r);
+  job.source = operand(r, SHF_EMBEDDING_table);
+  job.grad_out = operand(r, SHF_EMBEDDING_grad_out);
+  job.target = operand(r, SHF_EMBEDDING_weights_grad);
+  job.forward = operand(r, SHF_EMBEDDING_out);
+  if (job.mean) job.counts = divisors(r);
+  run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + row_bytes(r)));
+}
+
+/* The caller's grouping, or one made in the workspace. */
+static sheaf_status get_grouping(const run *r, shf_grouped *grouped)
+{
+  shf_grouping_spec spec;
+  shf_plan_embedding_grouping(r->plan, &spec);
+  if (r->args->grouping) return shf_plan_open_grouping(&spec, r->args->grouping, r->args->grouping_bytes, grouped);
+  SHF_REQUIRE(!r->desc->grouping_given, INVALID_PROBLEM,
+              "the description says that a grouping is given, but args.grouping is NULL");
+  spec.index = operand(r, r->desc->kind == SHEAF_BAG_MAX_BACKWARD ? SHF_EMBEDDING_arg : SHF_EMBEDDING_indices);
+  spec.offsets = operand(r, SHF_EMBEDDING_offsets);
+  shf_plan_group(&spec, r->workspace);
+  return shf_plan_open_grouping(&spec, r->workspace, (size_t)r->plan->layout.counts, grouped);
+}
+
+static sheaf_status run_backward(const run *r)
+{
+  int table = r->bound.given[SHF_EMBEDDING_table_grad], weights = r->bound.given[SHF_EMBEDDING_weights_grad];
+  shf_grouped grouped;
+  if (table) SHF_TRY(get_grouping(r, &grouped));
+  if (r->desc->kind == SHEAF_BAG_MEAN_BACKWARD) run_divisors(r);
+  if (weights) run_weights_grad(r);
+  if (table) run_table_grad(r, &grouped);
+  return SHEAF_OK;
+}
+
+static sheaf_status run_kind(const run *r)
+{
+  switch (r->desc->kind) {
+  case SHEAF_LOOKUP:
+    run_lookup(r);
+    return SHEAF_OK;
+  case SHEAF_BAG_SUM:
+  case SHEAF_BAG_MEAN:
+  case SHEAF_BAG_MAX:
+    run_bags(r);
+    return SHEAF_OK;
+  case SHEAF_LOOKUP_BACKWARD:
+  case SHEAF_BAG_SUM_BACKWARD:
+  case SHEAF_BAG_MEAN_BACKWARD:
+  case SHEAF_BAG_MAX_BACKWARD:
+    return run_backward(r);
+  }
+  return shf_core_fail(SHEAF_INTERNAL, "no run for kind %d", (int)r->desc->kind);
+}
+
+sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
+                                 const sheaf_embedding_args *args)
+{
+  (void)stream;
+  sheaf_embedding_args known;
+  SHF_TRY(open_args(plan, args, &known));
+  run r = {.plan = plan, .desc = &plan->embedding, .args = &known, .workspace = workspace};
+  SHF_TRY(shf_plan_bind(plan, operands_of(&known), &r.bound));
+  SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || r.bound.given[SHF_EMBEDDING_table_grad] ||
+                  r.bound.given[SHF_EMBEDDING_weights_grad],
+              INVALID_PROBLEM, "neither table_grad nor weights_grad is given: there is nothing to compute");
+  SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
+  SHF_TRY(check_values(&r));
+  return run_kind(&r);
+}
+
+/* ---- Grouping ---- */
+
+size_t sheaf_grouping_size(const sheaf_plan *plan)
+{
+  shf_grouping_spec spec;
+  if (!plan) return 0;
+  int grouped = plan->category == SHEAF_CATEGORY_EMBEDDING ? shf_plan_embedding_grouping(plan, &spec)
+                                                           : shf_plan_segment_grouping(plan, &spec);
+  return grouped ? (size_t)shf_plan_grouping_bytes(&spec) : 0;
+}
+
+sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *grouping, size_t grouping_bytes, void *stream,
+                                            const sheaf_embedding_args *args)
+{
+  (void)stream;
+  sheaf_embedding_args known;
+  SHF_TRY(open_args(plan, args, &known));
+  shf_grouping_spec spec;
+  SHF_REQUIRE(shf_plan_embedding_grouping(plan, &spec), INVALID_PROBLEM, "%s needs no grouping",
+              sheaf_kind_name(plan->category, plan->row->kind));
+  int max_backward = plan->embedding.kind == SHEAF_BAG_MAX_BACKWARD;
+  run r = {.plan = plan, .desc = &plan->embedding, .args = &known};
+  memset(&r.bound, 0, sizeof r.bound);
+  /* Only these are looked at: the rest of args may not exist yet. */
+  int wanted[] = {max_backward ? SHF_EMBEDDING_arg : SHF_EMBEDDING_indices, SHF_EMBEDDING_offsets};
+  for (int i = 0; i < 2; i++) {
+    if (plan->spec[wanted[i]].need == SHF_NOT_TAKEN) continue;
+    SHF_TRY(shf_plan_bind_input(plan, wanted[i], &operands_of(&known)[wanted[i]], &r.bound));
+  }
+  SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec), SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(check_values(&r));
+  spec.index = operand(&r, wanted[0]);
+  spec.offsets = operand(&r, SHF_EMBEDDING_offsets);
+  shf_plan_group(&spec, grouping);
+  return SHEAF_OK;
+}

@@ -1,0 +1,254 @@
+/* grouping.c: groups entries by row: a stable, parallel radix sort of (row, position) packed into 64 bits, over the bits of
+ * the row only. Padding, bad entries and rows held elsewhere are dropped on the way in. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "plan/plan_impl.h"
+
+enum { MAX_DIGIT_BITS = 11, GROUPING_MAGIC = 0x51ea4671 };
+
+/* What a grouping was made for: a run with another description is refused. */
+typedef struct fingerprint {
+  int64_t magic;
+  int64_t batch, entries, groups, row_begin, rows, padding, bags, bag_length, columns, payload_is_bag, with_bag_of;
+} fingerprint;
+
+typedef struct grouping_header {
+  fingerprint made_for;
+  int64_t sorted; /* where the sorted entries lie, in bytes from here */
+} grouping_header;
+
+static int bits_for(uint64_t values) { return values <= 1 ? 0 : 64 - __builtin_clzll(values - 1); }
+
+static int payload_bits(const shf_grouping_spec *spec)
+{
+  return bits_for((uint64_t)(spec->payload_is_bag ? spec->bags : spec->entries));
+}
+
+static int key_bits(const shf_grouping_spec *spec) { return bits_for((uint64_t)(spec->batch * spec->groups)); }
+
+static int passes_of(const shf_grouping_spec *spec)
+{
+  int passes = (key_bits(spec) + MAX_DIGIT_BITS - 1) / MAX_DIGIT_BITS;
+  return passes ? passes : 1;
+}
+
+static int digit_bits(const shf_grouping_spec *spec) { return (key_bits(spec) + passes_of(spec) - 1) / passes_of(spec); }
+
+sheaf_status shf_plan_check_grouping(const shf_grouping_spec *spec)
+{
+  SHF_REQUIRE(payload_bits(spec) + key_bits(spec) <= 63, UNSUPPORTED,
+              "grouping %" PRId64 " entries by %" PRId64 " rows in %" PRId64 " problems needs %d bits each, 63 are there",
+              spec->entries, spec->groups, spec->batch, payload_bits(spec) + key_bits(spec));
+  return SHEAF_OK;
+}
+
+/* ---- Layout of the caller's memory ---- */
+
+typedef struct grouping_layout {
+  int64_t problem_start, bag_of, entries[2], histograms, total;
+} grouping_layout;
+
+static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static int bag_of_wide(const shf_grouping_spec *spec) { return spec->bags > UINT32_MAX; }
+
+static grouping_layout layout_of(const shf_grouping_spec *spec)
+{
+  int64_t all = spec->batch * spec->entries;
+  grouping_layout at;
+  at.problem_start = aligned(sizeof(grouping_header));
+  at.bag_of = at.problem_start + aligned((spec->batch + 1) * 8);
+  at.entries[0] = at.bag_of + aligned(spec->with_bag_of ? all * (bag_of_wide(spec) ? 8 : 4) : 0);
+  at.entries[1] = at.entries[0] + aligned(all * 8);
+  at.histograms = at.entries[1] + (passes_of(spec) > 1 ? aligned(all * 8) : 0);
+  at.total = at.histograms + aligned(spec->threads * ((int64_t)8 << digit_bits(spec)));
+  return at;
+}
+
+int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec) { return layout_of(spec).total; }
+
+static fingerprint fingerprint_of(const shf_grouping_spec *spec)
+{
+  return (fingerprint){GROUPING_MAGIC,    spec->batch,   spec->entries, spec->groups,     spec->row_begin,
+                       spec->rows,        spec->padding, spec->bags,    spec->bag_length, spec->columns,
+                       spec->payload_is_bag, spec->with_bag_of};
+}
+
+/* ---- Sorting ---- */
+
+typedef struct sorter {
+  const shf_grouping_spec *spec;
+  int threads, shift, bits; /* of the payload; of a digit */
+  int digit_shift;
+  const uint64_t *from; /* NULL: the first pass, which reads indices */
+  uint64_t *to;
+  int64_t count;       /* entries in `from` */
+  int64_t *histograms; /* one per thread: counts, then next places */
+  void *bag_of;
+} sorter;
+
+static int64_t bag_end(const shf_grouping_spec *spec, const char *offsets, int64_t bag)
+{
+  if (spec->bag_length >= 0) return (bag + 1) * spec->bag_length;
+  if (bag + 1 == spec->bags && !spec->offsets_end) return spec->entries;
+  return shf_plan_index_at(offsets, bag + 1, spec->offsets_wide);
+}
+
+/* The last bag that starts at or before the entry. */
+static int64_t bag_holding(const shf_grouping_spec *spec, const char *offsets, int64_t entry)
+{
+  int64_t low = 0, high = spec->bags;
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (bag_end(spec, offsets, middle - 1) <= entry)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* Key of an index within its problem, or -1 when the entry is dropped. */
+static inline int64_t key_of_index(const shf_grouping_spec *spec, int64_t index)
+{
+  uint64_t row = (uint64_t)index - (uint64_t)spec->row_begin;
+  return row < (uint64_t)spec->rows && index != spec->padding ? (int64_t)row : -1;
+}
+
+static inline void take(sorter *s, int64_t *histogram, uint64_t packed, int scatter)
+{
+  uint64_t digit = packed >> s->digit_shift & ((1ull << s->bits) - 1);
+  if (scatter)
+    s->to[histogram[digit]++] = packed;
+  else
+    histogram[digit]++;
+}
+
+/* The first pass over entries first .. last - 1 of one problem. */
+static void take_problem(sorter *s, int64_t *histogram, int64_t problem, int64_t first, int64_t last, int scatter)
+{
+  const shf_grouping_spec *spec = s->spec;
+  const char *indices = spec->index.data + problem * spec->index.batch_stride;
+  const char *offsets = spec->offsets.data ? spec->offsets.data + problem * spec->offsets.batch_stride : NULL;
+  int64_t base = problem * spec->groups;
+  if (spec->columns) {
+    for (int64_t n = first; n < last; n++) {
+      int64_t column = n % spec->columns;
+      int64_t key = key_of_index(spec, shf_plan_index_at(indices + n / spec->columns * spec->index.row_stride, column, spec->wide));
+      if (key >= 0) take(s, histogram, (uint64_t)(base + key * spec->columns + column) << s->shift | (uint64_t)n, scatter);
+    }
+    return;
+  }
+  int bags = spec->payload_is_bag || spec->with_bag_of;
+  int64_t bag = bags ? bag_holding(spec, offsets, first) : 0, end = bags ? bag_end(spec, offsets, bag) : last;
+  for (int64_t n = first; n < last; n++) {
+    while (n >= end) end = bag_end(spec, offsets, ++bag);
+    int64_t key = key_of_index(spec, shf_plan_index_at(indices, n, spec->wide));
+    if (spec->with_bag_of && scatter) {
+      if (bag_of_wide(spec))
+        ((int64_t *)s->bag_of)[problem * spec->entries + n] = bag;
+      else
+        ((uint32_t *)s->bag_of)[problem * spec->entries + n] = (uint32_t)bag;
+    }
+    if (key < 0) continue;
+    uint64_t payload = (uint64_t)(spec->payload_is_bag ? bag : n);
+    take(s, histogram, (uint64_t)(base + key) << s->shift | payload, scatter);
+  }
+}
+
+static void take_share(sorter *s, int thread, int scatter)
+{
+  const shf_grouping_spec *spec = s->spec;
+  int64_t *histogram = s->histograms + ((int64_t)thread << s->bits);
+  int64_t all = s->from ? s->count : spec->batch * spec->entries;
+  int64_t at = shf_plan_share(all, thread, s->threads), last = shf_plan_share(all, thread + 1, s->threads);
+  if (!scatter) memset(histogram, 0, sizeof *histogram << s->bits);
+  if (s->from) {
+    for (; at < last; at++) take(s, histogram, s->from[at], scatter);
+    return;
+  }
+  while (at < last) {
+    int64_t problem = at / spec->entries, first = at % spec->entries;
+    int64_t end = spec->entries - first < last - at ? spec->entries : first + last - at;
+    take_problem(s, histogram, problem, first, end, scatter);
+    at += end - first;
+  }
+}
+
+static void count_share(void *context, int thread) { take_share(context, thread, 0); }
+static void scatter_share(void *context, int thread) { take_share(context, thread, 1); }
+
+/* Turns counts into first places: digit by digit, and within a digit thread by thread, which keeps the sort stable. */
+static int64_t place_digits(sorter *s)
+{
+  int64_t place = 0;
+  for (int64_t digit = 0; digit < (int64_t)1 << s->bits; digit++)
+    for (int t = 0; t < s->threads; t++) {
+      int64_t *slot = &s->histograms[((int64_t)t << s->bits) + digit], count = *slot;
+      *slot = place;
+      place += count;
+    }
+  return place;
+}
+
+/* Where each problem's entries begin in the sorted sequence. */
+static void find_problems(const shf_grouping_spec *spec, const uint64_t *sorted, int64_t count, int shift, int64_t *starts)
+{
+  starts[0] = 0;
+  for (int64_t p = 1; p <= spec->batch; p++) {
+    uint64_t bound = (uint64_t)(p * spec->groups);
+    int64_t low = starts[p - 1], high = count;
+    while (low < high) {
+      int64_t middle = low + (high - low) / 2;
+      if (sorted[middle] >> shift < bound)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    starts[p] = low;
+  }
+}
+
+void shf_plan_group(const shf_grouping_spec *spec, void *memory)
+{
+  char *base = memory;
+  grouping_layout at = layout_of(spec);
+  sorter s = {.spec = spec, .shift = payload_bits(spec), .bits = digit_bits(spec)};
+  s.histograms = (int64_t *)(void *)(base + at.histograms);
+  s.bag_of = base + at.bag_of;
+  s.threads = shf_plan_worth(spec->batch * spec->entries * 16, spec->threads);
+  int64_t sorted = at.entries[0];
+  for (int pass = 0; pass < passes_of(spec); pass++) {
+    sorted = at.entries[pass % 2];
+    s.to = (uint64_t *)(void *)(base + sorted);
+    s.digit_shift = s.shift + pass * s.bits;
+    shf_plan_parallel(s.threads, count_share, &s);
+    s.count = place_digits(&s);
+    shf_plan_parallel(s.threads, scatter_share, &s);
+    s.from = s.to;
+  }
+  find_problems(spec, s.to, s.count, s.shift, (int64_t *)(void *)(base + at.problem_start));
+  *(grouping_header *)memory = (grouping_header){fingerprint_of(spec), sorted};
+}
+
+sheaf_status shf_plan_open_grouping(const shf_grouping_spec *spec, const void *memory, size_t bytes, shf_grouped *grouped)
+{
+  const char *base = memory;
+  grouping_layout at = layout_of(spec);
+  /* Another plan of the same batch may have had fewer threads; only what is read has to be there. */
+  SHF_TRY(shf_plan_check_memory("grouping", memory, bytes, at.histograms, SHEAF_BUFFER_TOO_SMALL));
+  const grouping_header *header = memory;
+  fingerprint expected = fingerprint_of(spec);
+  SHF_REQUIRE(memcmp(&header->made_for, &expected, sizeof expected) == 0, INVALID_PROBLEM,
+              "the grouping was not made for this description (%" PRId64 " entries by %" PRId64 " rows here, %" PRId64
+              " by %" PRId64 " there)",
+              expected.entries, expected.groups, header->made_for.entries, header->made_for.groups);
+  *grouped = (shf_grouped){.entries = (const uint64_t *)(const void *)(base + header->sorted),
+                           .problem_start = (const int64_t *)(const void *)(base + at.problem_start),
+                           .shift = payload_bits(spec),
+                           .payload_is_bag = spec->payload_is_bag,
+                           .bag_of = spec->with_bag_of ? base + at.bag_of : NULL,
+                           .bag_of_wide = bag_of_wide(spec)};
+  return SHEAF_OK;
+}

@@ -1,0 +1,201 @@
+/* plan_impl.h: what the files of plan/ share: the plan itself, and the steps from descriptor to run. */
+#ifndef SHF_PLAN_IMPL_H
+#define SHF_PLAN_IMPL_H
+
+#include <sheaf/plan.h>
+
+#include "core/cpu.h"
+#include "core/dtype.h"
+#include "core/kernel.h"
+#include "core/status.h"
+
+enum { SHF_MAX_OPERANDS = 9 };
+
+/* Operands by position in their args struct. */
+#define SHEAF_X(name) SHF_EMBEDDING_##name,
+enum { SHEAF_EMBEDDING_OPERAND_LIST(SHEAF_X) SHF_EMBEDDING_OPERANDS };
+#undef SHEAF_X
+#define SHEAF_X(name) SHF_SEGMENT_##name,
+enum { SHEAF_SEGMENT_OPERAND_LIST(SHEAF_X) SHF_SEGMENT_OPERANDS };
+#undef SHEAF_X
+
+typedef enum shf_need {
+  SHF_NOT_TAKEN = 0,     /* the op has no use for it: giving it is an error */
+  SHF_REQUIRED = 1,
+  SHF_OPTIONAL = 2,
+  SHF_WITH_WEIGHTS_GRAD = 3 /* required when weights_grad is given, otherwise ignored */
+} shf_need;
+
+/* What an operand must look like. */
+typedef struct shf_operand_spec {
+  const char *name;
+  shf_need need;
+  int output;
+  sheaf_dtype dtype;
+  int64_t rows, columns; /* columns -1: a vector of `rows` elements */
+  int free_shape;        /* any leading shape with `rows` elements in all */
+  int64_t matrix_rows;   /* > 0 or == 0 with matrix set: indices given as [matrix_rows, rows / matrix_rows] */
+  int matrix;
+} shf_operand_spec;
+
+/* Where the pieces of a workspace lie, in bytes from its start. */
+typedef struct shf_layout {
+  int64_t grouping, counts, forward, arg, partials, scratch;
+  int64_t total;
+  int64_t slot_bytes, scratch_bytes; /* of the largest stage */
+} shf_layout;
+
+struct sheaf_plan {
+  sheaf_category category;
+  sheaf_embedding_desc embedding; /* normalised: defaults filled in */
+  sheaf_segment_desc segment;
+  const shf_kernel_row *row;
+  int threads;
+  int64_t batch;      /* problems; 1 when the description has no batch */
+  int has_batch;      /* operands have a leading dimension */
+  int64_t acc_bytes;
+  shf_layout layout;
+  int operands;
+  shf_operand_spec spec[SHF_MAX_OPERANDS];
+};
+
+/* Where share `part` of `parts` (up to thousands) of `all` things begins. */
+static inline int64_t shf_plan_share(int64_t all, int64_t part, int64_t parts)
+{
+  return all / parts * part + all % parts * part / parts;
+}
+
+static inline int64_t shf_plan_index_at(const char *data, int64_t position, int wide)
+{
+  return wide ? ((const int64_t *)(const void *)data)[position] : ((const int32_t *)(const void *)data)[position];
+}
+
+/* ---- registry.c: the rows ---- */
+
+/* The rows of one instruction set and element type, or NULL. */
+const shf_kernel_row *shf_plan_rows(sheaf_arch arch, sheaf_dtype element, int *count);
+sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
+
+/* ---- choose.c: from a description to a row ---- */
+
+/* Copies a caller's struct into `known` (known_bytes long) whatever its size, refusing sizes and tails that this version
+ * does not understand. Structs start with struct_size. */
+sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *given, const char *name);
+
+/* Chooses plan->row by category, kind, element, index, preference; needs plan->layout. */
+sheaf_status shf_plan_choose(sheaf_plan *plan, uint16_t kind, sheaf_dtype element, sheaf_dtype index,
+                             const sheaf_preference *preference);
+
+/* Threads that the preference allows, or INVALID_PROBLEM for a preference that makes no sense. */
+sheaf_status shf_plan_preference(const sheaf_preference *given, sheaf_preference *known, int *threads);
+
+/* Moves a plan made on the stack to memory of its own. */
+sheaf_status shf_plan_publish(const sheaf_plan *made, sheaf_plan **plan);
+
+/* Overflow-checked extents: *product *= factor; 0 when it does not fit 63 bits. */
+int shf_plan_multiply(int64_t *product, int64_t factor);
+
+/* Checks that the device is a CPU. */
+sheaf_status shf_plan_check_device(DLDevice device);
+
+/* ---- operands.c: can_implement ---- */
+
+/* Checks every operand against its spec and gives its view; operands that are not given have data NULL and given 0. */
+typedef struct shf_bound {
+  shf_matrix view[SHF_MAX_OPERANDS];
+  int given[SHF_MAX_OPERANDS];
+} shf_bound;
+sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound);
+
+/* The same for one required input of a plan, alone. */
+sheaf_status shf_plan_bind_input(const sheaf_plan *plan, int which, const sheaf_operand *operand, shf_bound *bound);
+
+/* The same for one operand outside of a plan. */
+sheaf_status shf_plan_bind_one(const shf_operand_spec *spec, const sheaf_operand *operand, shf_matrix *view);
+
+/* Whether two operands of one problem share a byte. */
+int shf_plan_specs_meet(const shf_operand_spec *a, const shf_matrix *a_view, const shf_operand_spec *b,
+                        const shf_matrix *b_view);
+
+/* Checks that a workspace or grouping is there, long enough and aligned. */
+sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t bytes, int64_t needed, sheaf_status status);
+
+/* ---- scan.c: checks of values ---- */
+
+/* A rectangle of indices per problem: `rows` rows of `columns` contiguous indices. */
+typedef struct shf_index_scan {
+  shf_matrix index;
+  int wide;
+  int64_t batch, rows, columns;
+  int64_t limit;    /* good: 0 .. limit - 1 */
+  int allow_absent; /* -1 is good too */
+  int threads;
+} shf_index_scan;
+
+sheaf_index_report shf_plan_scan_indices(const shf_index_scan *scan);
+
+/* The policy: fails under ERROR when the report has bad entries; sets the caller's report. */
+sheaf_status shf_plan_apply_policy(const shf_index_scan *scan, const char *operand, sheaf_bad_index policy,
+                                   sheaf_index_report *report);
+
+sheaf_status shf_plan_check_offsets(const sheaf_embedding_desc *desc, shf_matrix offsets, int64_t batch);
+sheaf_status shf_plan_check_sorted(shf_matrix ids, int wide, int64_t batch, int64_t entries, int threads);
+
+/* ---- split.c: dividing a stage among threads ---- */
+
+typedef void shf_task(void *context, int thread);
+
+/* Runs task(context, 0 .. threads - 1), in the floating-point mode that kernels expect. */
+void shf_plan_parallel(int threads, shf_task *task, void *context);
+
+/* Threads worth waking for this many bytes of traffic, at most `limit`. */
+int shf_plan_worth(int64_t bytes, int limit);
+
+/* How a stage's entries are ordered into groups. */
+typedef enum shf_axis { SHF_BY_ENTRIES, SHF_BY_OFFSETS, SHF_BY_IDS, SHF_BY_GROUPED } shf_axis;
+
+typedef struct shf_stage {
+  const shf_job *job;
+  shf_axis axis;
+  int wide;       /* ids are 64-bit */
+  int64_t batch;
+  int threads;    /* the most */
+  int64_t bytes;  /* traffic, for deciding how many */
+  shf_part_fn *run;
+  shf_join_fn *join;
+  char *scratch;
+  int64_t scratch_bytes;
+} shf_stage;
+
+void shf_plan_run_stage(const shf_stage *stage);
+
+/* Slots that a stage over so many entries may need. */
+int64_t shf_plan_slots(int64_t entries_of_batch, int64_t entries, int threads);
+
+/* ---- grouping.c: entries grouped by row ---- */
+
+/* What is grouped. */
+typedef struct shf_grouping_spec {
+  int64_t batch, entries, groups; /* per problem; kind 7: cells */
+  int64_t row_begin, rows, padding;
+  int64_t bags, bag_length;
+  int64_t columns;      /* kind 7: D; `index` is arg with its row stride */
+  int payload_is_bag, with_bag_of;
+  int wide, offsets_wide, offsets_end;
+  shf_matrix index, offsets;
+  int threads;
+} shf_grouping_spec;
+
+/* The spec of a plan's grouping (without operands); 0 when the plan groups nothing. */
+int shf_plan_embedding_grouping(const sheaf_plan *plan, shf_grouping_spec *spec);
+int shf_plan_segment_grouping(const sheaf_plan *plan, shf_grouping_spec *spec);
+
+/* Refuses problems whose row numbers and positions together need more than 64 bits. */
+sheaf_status shf_plan_check_grouping(const shf_grouping_spec *spec);
+int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec);
+void shf_plan_group(const shf_grouping_spec *spec, void *memory);
+
+/* The grouping that lies in `memory`; fails when it was made for another description. */
+sheaf_status shf_plan_open_grouping(const shf_grouping_spec *spec, const void *memory, size_t bytes, shf_grouped *grouped);
+
+#endif

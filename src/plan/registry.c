@@ -1,0 +1,123 @@
+/* registry.c: the one place that names the row tables; kernel identity and guarantees. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/tables.h"
+#include "plan/plan_impl.h"
+
+typedef struct row_table {
+  const shf_kernel_row *rows;
+  int count;
+} row_table;
+
+static const row_table tables[] = {
+#define SHF_X(isa, element, rows) {shf_kernels_##isa##_##element, rows},
+    SHF_ROW_TABLES(SHF_X)
+#undef SHF_X
+};
+enum { TABLES = sizeof tables / sizeof *tables };
+
+static const char *const arch_names[] = {"cpu.scalar", "cpu.avx2", "cpu.avx512", "cuda.sm80", "cuda.sm90"};
+
+const char *sheaf_kind_name(sheaf_category category, uint16_t kind)
+{
+#define SHEAF_X(name, number, text) [number] = text,
+  static const char *const embedding[] = {SHEAF_EMBEDDING_KIND_LIST(SHEAF_X)};
+  static const char *const segment[] = {SHEAF_SEGMENT_KIND_LIST(SHEAF_X)};
+#undef SHEAF_X
+  if (category == SHEAF_CATEGORY_EMBEDDING && kind < sizeof embedding / sizeof *embedding) return embedding[kind];
+  if (category == SHEAF_CATEGORY_SEGMENT && kind < sizeof segment / sizeof *segment) return segment[kind];
+  return NULL;
+}
+
+const shf_kernel_row *shf_plan_rows(sheaf_arch arch, sheaf_dtype element, int *count)
+{
+  for (int i = 0; i < TABLES; i++) {
+    if (tables[i].rows->arch != arch || tables[i].rows->element != element) continue;
+    *count = tables[i].count;
+    return tables[i].rows;
+  }
+  *count = 0;
+  return NULL;
+}
+
+/* Whether the op does arithmetic on values, and whether it adds many; lookups and extremes only move bits. */
+static void describe_math(const shf_kernel_row *row, int *math, int *sums)
+{
+  *math = *sums = 1;
+  if (row->category == SHEAF_CATEGORY_EMBEDDING) {
+    int moves = row->kind == SHEAF_LOOKUP || row->kind == SHEAF_BAG_MAX;
+    *sums = !moves;
+    *math = !moves || row->element == SHEAF_INT8 || row->element == SHEAF_INT4;
+    return;
+  }
+  switch ((sheaf_segment_kind)row->kind) {
+  case SHEAF_SEGMENT_MAX:
+  case SHEAF_SEGMENT_MIN:
+  case SHEAF_UNSORTED_SEGMENT_MAX:
+  case SHEAF_UNSORTED_SEGMENT_MIN:
+  case SHEAF_SEGMENT_SUM_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
+    *math = *sums = 0;
+    return;
+  case SHEAF_SEGMENT_MEAN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
+  case SHEAF_SEGMENT_MAX_BACKWARD:
+  case SHEAF_SEGMENT_MIN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD:
+    *sums = 0;
+    return;
+  default:
+    return;
+  }
+}
+
+sheaf_sku shf_plan_sku_of(const shf_kernel_row *row)
+{
+  sheaf_sku sku = {.category = row->category,
+                   .kind = row->kind,
+                   .element = row->element,
+                   .index_element = row->index,
+                   .arch = row->arch,
+                   .backend = SHEAF_BACKEND_BESPOKE};
+  int math, sums;
+  describe_math(row, &math, &sums);
+  sheaf_dtype acc = shf_core_dtype_acc(row->element);
+  sku.guarantee = (sheaf_guarantee){.math = math ? acc : SHEAF_DTYPE_NONE,
+                                    .accumulator = sums ? acc : SHEAF_DTYPE_NONE,
+                                    .deterministic = 1,
+                                    .bit_stable_on_same_hardware = 1,
+                                    .bit_stable_across_hardware = 1};
+  snprintf(sku.name, sizeof sku.name, "%s.%s.%s/%s", sheaf_kind_name(row->category, row->kind),
+           sheaf_dtype_name(row->element), sheaf_dtype_name(row->index), arch_names[row->arch]);
+  return sku;
+}
+
+int64_t sheaf_kernel_count(void)
+{
+  int64_t count = 0;
+  for (int i = 0; i < TABLES; i++) count += tables[i].count;
+  return count;
+}
+
+sheaf_status sheaf_kernel_at(int64_t position, sheaf_sku *sku, int *available)
+{
+  SHF_REQUIRE(sku, INVALID_PROBLEM, "sheaf_kernel_at: sku is NULL");
+  SHF_REQUIRE(position >= 0 && position < sheaf_kernel_count(), INVALID_PROBLEM, "kernel %lld of %lld does not exist",
+              (long long)position, (long long)sheaf_kernel_count());
+  int table = 0;
+  for (; position >= tables[table].count; table++) position -= tables[table].count;
+  *sku = shf_plan_sku_of(&tables[table].rows[position]);
+  if (available) *available = (int)sku->arch <= (int)sheaf_isa_best();
+  return SHEAF_OK;
+}
+
+sheaf_sku sheaf_plan_sku(const sheaf_plan *plan)
+{
+  sheaf_sku none;
+  memset(&none, 0, sizeof none);
+  return plan ? shf_plan_sku_of(plan->row) : none;
+}
+
+sheaf_guarantee sheaf_plan_precision_guarantee(const sheaf_plan *plan) { return sheaf_plan_sku(plan).guarantee; }

@@ -1,0 +1,272 @@
+/* segment_run.c: segment reductions, forward and backward: checks of values, then the stages of a run. */
+#include <math.h>
+#include <string.h>
+
+#include "plan/segment_impl.h"
+
+typedef struct run {
+  const sheaf_plan *plan;
+  const sheaf_segment_desc *desc;
+  const shf_segment_traits *traits;
+  const sheaf_segment_args *args;
+  shf_bound bound;
+  char *workspace;
+} run;
+
+static shf_matrix operand(const run *r, int which) { return r->bound.view[which]; }
+static int wide(const run *r) { return r->desc->index_dtype == SHEAF_I64; }
+
+static sheaf_status open_args(const sheaf_plan *plan, const sheaf_segment_args *args, sheaf_segment_args *known)
+{
+  SHF_REQUIRE(plan, INVALID_PROBLEM, "plan is NULL");
+  SHF_REQUIRE(plan->category == SHEAF_CATEGORY_SEGMENT, INVALID_PROBLEM, "this is a plan of the embedding family");
+  return shf_plan_copy_struct(known, sizeof *known, args, "args");
+}
+
+/* Operands lie one behind the other in args. */
+static const sheaf_operand *operands_of(const sheaf_segment_args *args) { return &args->data; }
+
+sheaf_status sheaf_segment_can_implement(const sheaf_plan *plan, const sheaf_segment_args *args)
+{
+  sheaf_segment_args known;
+  shf_bound bound;
+  SHF_TRY(open_args(plan, args, &known));
+  return shf_plan_bind(plan, operands_of(&known), &bound);
+}
+
+static sheaf_status check_values(const run *r)
+{
+  const sheaf_segment_desc *d = r->desc;
+  shf_matrix ids = operand(r, SHF_SEGMENT_ids);
+  if (!r->traits->unsorted) SHF_TRY(shf_plan_check_sorted(ids, wide(r), r->plan->batch, d->rows, r->plan->threads));
+  shf_index_scan scan = {.index = ids,
+                         .wide = wide(r),
+                         .batch = r->plan->batch,
+                         .rows = 1,
+                         .columns = d->rows,
+                         .limit = d->segments,
+                         .threads = r->plan->threads};
+  return shf_plan_apply_policy(&scan, "ids", d->bad_index, r->args->report);
+}
+
+/* ---- Stages ---- */
+
+static shf_job segment_job(const run *r)
+{
+  const sheaf_segment_desc *d = r->desc;
+  shf_job job = {.dim = d->dim,
+                 .entries = d->rows,
+                 .groups = d->segments,
+                 .bag_length = -1,
+                 .padding = -1,
+                 .source = operand(r, SHF_SEGMENT_data),
+                 .index = operand(r, SHF_SEGMENT_ids),
+                 .out_dtype = d->dtype,
+                 .partials = r->workspace + r->plan->layout.partials,
+                 .slot_bytes = r->plan->layout.slot_bytes};
+  return job;
+}
+
+static int64_t row_bytes(const run *r) { return sheaf_dtype_row_bytes(r->desc->dtype, r->desc->dim); }
+
+static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join)
+{
+  int64_t rows = r->desc->rows * (axis == SHF_BY_ENTRIES ? 2 : 1) + r->desc->segments;
+  shf_stage stage = {.job = job,
+                     .axis = axis,
+                     .wide = wide(r),
+                     .batch = r->plan->batch,
+                     .threads = r->plan->threads,
+                     .bytes = r->plan->batch * (rows * row_bytes(r) + r->desc->rows * 8),
+                     .run = part,
+                     .join = join,
+                     .scratch = r->workspace + r->plan->layout.scratch,
+                     .scratch_bytes = r->plan->layout.scratch_bytes};
+  shf_plan_run_stage(&stage);
+}
+
+/* Reduces by runs of sorted ids, or by grouped entries. */
+static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped, shf_part_fn *part, shf_join_fn *join)
+{
+  if (grouped) job->grouped = *grouped;
+  job->fill = 1;
+  run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
+}
+
+static double empty_value(const run *r)
+{
+  int identity = r->desc->empty == SHEAF_EMPTY_IDENTITY;
+  switch (r->traits->reduce) {
+  case SHF_REDUCE_SUM:
+    return 0;
+  case SHF_REDUCE_MEAN:
+    return identity ? (double)NAN : 0;
+  case SHF_REDUCE_MAX:
+    return identity ? (double)-INFINITY : 0;
+  case SHF_REDUCE_MIN:
+    return identity ? (double)INFINITY : 0;
+  case SHF_REDUCE_PROD:
+    return 1;
+  }
+  return 0;
+}
+
+static void run_forward(const run *r, const shf_grouped *grouped)
+{
+  shf_job job = segment_job(r);
+  job.target = operand(r, SHF_SEGMENT_out);
+  job.arg = operand(r, SHF_SEGMENT_arg);
+  job.empty = empty_value(r);
+  run_reduction(r, &job, grouped, r->plan->row->reduce, r->plan->row->join);
+}
+
+/* Rows of the workspace, [S, D] per problem. */
+static shf_matrix own_rows(const run *r, int64_t at, int64_t element_bytes)
+{
+  int64_t row = r->desc->dim * element_bytes;
+  return (shf_matrix){r->workspace + at, row, r->desc->segments * row};
+}
+
+/* What backward needs from the forward pass, made again: arg; or extremes and how often they occur; or products and
+ * zeros. */
+static void prepare(const run *r, const shf_grouped *grouped)
+{
+  const shf_layout *at = &r->plan->layout;
+  shf_job job = segment_job(r);
+  job.target_is_acc = 1;
+  if (shf_plan_is_extreme(r->traits) && r->desc->ties == SHEAF_TIES_FIRST) {
+    job.arg = own_rows(r, at->arg, shf_core_dtype_size(r->desc->index_dtype));
+    run_reduction(r, &job, grouped, r->plan->row->prepare, r->plan->row->prepare_join);
+    return;
+  }
+  job.target = own_rows(r, at->forward, r->plan->acc_bytes);
+  if (shf_plan_is_extreme(r->traits)) {
+    job.count_ties = 1;
+    job.counts = own_rows(r, at->counts, r->plan->acc_bytes);
+    run_reduction(r, &job, grouped, r->plan->row->prepare, r->plan->row->prepare_join);
+    return;
+  }
+  job.transform = SHF_LOAD_ZERO_AS_ONE;
+  run_reduction(r, &job, grouped, r->plan->row->prepare, r->plan->row->prepare_join);
+  job.transform = SHF_LOAD_IS_ZERO;
+  job.target = own_rows(r, at->counts, r->plan->acc_bytes);
+  run_reduction(r, &job, grouped, r->plan->row->prepare, r->plan->row->prepare_join);
+}
+
+/* ---- Rows per segment, for mean backward ---- */
+
+typedef struct count_task {
+  const run *r;
+  int threads;
+  int64_t *counts; /* one array of batch * segments per thread; the first ends up with the sum */
+} count_task;
+
+static void count_share(void *context, int thread)
+{
+  const count_task *task = context;
+  const sheaf_segment_desc *d = task->r->desc;
+  shf_matrix ids = operand(task->r, SHF_SEGMENT_ids);
+  int64_t all = task->r->plan->batch * d->rows, cells = task->r->plan->batch * d->segments;
+  int64_t first = shf_plan_share(all, thread, task->threads), last = shf_plan_share(all, thread + 1, task->threads);
+  int64_t *counts = task->counts + thread * cells;
+  memset(counts, 0, (size_t)cells * sizeof *counts);
+  for (int64_t at = first; at < last; at++) {
+    int64_t problem = at / d->rows, n = at % d->rows;
+    const char *data = ids.data + problem * ids.batch_stride;
+    int64_t id = shf_plan_index_at(data, n, wide(task->r));
+    if ((uint64_t)id < (uint64_t)d->segments) counts[problem * d->segments + id]++;
+  }
+}
+
+static void add_counts(void *context, int thread)
+{
+  const count_task *task = context;
+  int64_t cells = task->r->plan->batch * task->r->desc->segments;
+  int64_t first = cells * thread / task->threads, last = cells * (thread + 1) / task->threads;
+  for (int t = 1; t < task->threads; t++)
+    for (int64_t i = first; i < last; i++) task->counts[i] += task->counts[t * cells + i];
+}
+
+static shf_matrix count_rows(const run *r)
+{
+  count_task task = {.r = r, .counts = (int64_t *)(void *)(r->workspace + r->plan->layout.counts)};
+  task.threads = shf_plan_worth(r->plan->batch * r->desc->rows * 8, shf_plan_counting_threads(r->plan));
+  shf_plan_parallel(task.threads, count_share, &task);
+  if (task.threads > 1) shf_plan_parallel(task.threads, add_counts, &task);
+  return (shf_matrix){(char *)task.counts, 8, r->desc->segments * 8};
+}
+
+static void run_backward(const run *r, const shf_grouped *grouped)
+{
+  const shf_layout *at = &r->plan->layout;
+  int prepares = shf_plan_segment_prepares(r->desc);
+  if (prepares) prepare(r, grouped);
+  shf_job job = segment_job(r);
+  job.grad_out = operand(r, SHF_SEGMENT_grad_out);
+  job.target = operand(r, SHF_SEGMENT_data_grad);
+  job.arg = operand(r, SHF_SEGMENT_arg);
+  job.count_ties = r->desc->ties == SHEAF_TIES_SPLIT;
+  if (prepares && shf_plan_is_extreme(r->traits) && !job.count_ties)
+    job.arg = own_rows(r, at->arg, shf_core_dtype_size(r->desc->index_dtype));
+  if (prepares && !job.arg.data) {
+    job.forward = own_rows(r, at->forward, r->plan->acc_bytes);
+    job.counts = own_rows(r, at->counts, r->plan->acc_bytes);
+  }
+  if (r->traits->reduce == SHF_REDUCE_MEAN) job.counts = count_rows(r);
+  run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL);
+}
+
+/* The caller's grouping, or one made in the workspace; *grouped becomes NULL when ids are sorted or not reduced over. */
+static sheaf_status get_grouping(const run *r, shf_grouped *memory, const shf_grouped **grouped)
+{
+  shf_grouping_spec spec;
+  *grouped = NULL;
+  if (!shf_plan_segment_grouping(r->plan, &spec)) return SHEAF_OK;
+  *grouped = memory;
+  if (r->args->grouping) return shf_plan_open_grouping(&spec, r->args->grouping, r->args->grouping_bytes, memory);
+  SHF_REQUIRE(!r->desc->grouping_given, INVALID_PROBLEM,
+              "the description says that a grouping is given, but args.grouping is NULL");
+  spec.index = operand(r, SHF_SEGMENT_ids);
+  shf_plan_group(&spec, r->workspace);
+  return shf_plan_open_grouping(&spec, r->workspace, (size_t)r->plan->layout.forward, memory);
+}
+
+sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
+                               const sheaf_segment_args *args)
+{
+  (void)stream;
+  sheaf_segment_args known;
+  SHF_TRY(open_args(plan, args, &known));
+  run r = {.plan = plan, .desc = &plan->segment, .args = &known, .workspace = workspace};
+  r.traits = shf_plan_segment_traits(r.desc->kind);
+  SHF_TRY(shf_plan_bind(plan, operands_of(&known), &r.bound));
+  SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
+  SHF_TRY(check_values(&r));
+  shf_grouped memory;
+  const shf_grouped *grouped;
+  SHF_TRY(get_grouping(&r, &memory, &grouped));
+  if (r.traits->backward)
+    run_backward(&r, grouped);
+  else
+    run_forward(&r, grouped);
+  return SHEAF_OK;
+}
+
+sheaf_status sheaf_segment_grouping_build(const sheaf_plan *plan, void *grouping, size_t grouping_bytes, void *stream,
+                                          const sheaf_segment_args *args)
+{
+  (void)stream;
+  sheaf_segment_args known;
+  SHF_TRY(open_args(plan, args, &known));
+  shf_grouping_spec spec;
+  SHF_REQUIRE(shf_plan_segment_grouping(plan, &spec), INVALID_PROBLEM, "%s needs no grouping as it is described",
+              sheaf_kind_name(plan->category, plan->row->kind));
+  run r = {.plan = plan, .desc = &plan->segment, .args = &known};
+  r.traits = shf_plan_segment_traits(r.desc->kind);
+  SHF_TRY(shf_plan_bind_input(plan, SHF_SEGMENT_ids, &known.ids, &r.bound));
+  SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec), SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(check_values(&r));
+  spec.index = operand(&r, SHF_SEGMENT_ids);
+  shf_plan_group(&spec, grouping);
+  return SHEAF_OK;
+}

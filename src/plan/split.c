@@ -1,0 +1,314 @@
+/* split.c: divides a stage among threads by entries, wherever groups begin and end, and joins the groups that it cut. */
+#include <omp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "plan/plan_impl.h"
+
+/* ---- Threads ---- */
+
+/* A child process inherits the memory of the OpenMP runtime but not its threads; entering a parallel region there can wait
+ * for them for ever. So a child of a process that has used threads here works with one. */
+static atomic_int used_threads, in_child;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void after_fork_in_child(void)
+{
+  if (atomic_load(&used_threads)) atomic_store(&in_child, 1);
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
+
+void shf_plan_parallel(int threads, shf_task *task, void *context)
+{
+  if (threads == 1 || atomic_load_explicit(&in_child, memory_order_relaxed)) {
+    unsigned mode = shf_core_fp_enter();
+    for (int t = 0; t < threads; t++) task(context, t);
+    shf_core_fp_leave(mode);
+    return;
+  }
+  pthread_once(&fork_once, watch_forks);
+  atomic_store_explicit(&used_threads, 1, memory_order_relaxed);
+#pragma omp parallel num_threads(threads)
+  {
+    unsigned mode = shf_core_fp_enter();
+    for (int t = omp_get_thread_num(); t < threads; t += omp_get_num_threads()) task(context, t);
+    shf_core_fp_leave(mode);
+  }
+}
+
+/* SHEAF_TEST_SPLIT=1 makes every run use all the threads it may, so that tests can cut small problems. */
+static int always_split(void)
+{
+  static atomic_int decided = -1;
+  int value = atomic_load_explicit(&decided, memory_order_relaxed);
+  if (value >= 0) return value;
+  const char *wish = getenv("SHEAF_TEST_SPLIT");
+  value = wish && *wish == '1';
+  atomic_store(&decided, value);
+  return value;
+}
+
+/* One thread moves some 10 GB/s, so a share of this size lasts 10 microseconds, and waking threads for less is a loss. */
+enum { SHARE_BYTES = 100 << 10 };
+
+int shf_plan_worth(int64_t bytes, int limit)
+{
+  if (limit <= 1) return 1;
+  if (always_split()) return limit;
+  int64_t shares = bytes / SHARE_BYTES;
+  if (shares < 2) return 1;
+  return shares < limit ? (int)shares : limit;
+}
+
+int64_t shf_plan_slots(int64_t entries_of_batch, int64_t entries, int threads)
+{
+  return threads > 1 && entries > SHF_CHUNK ? entries_of_batch / SHF_CHUNK + 1 + threads : 0;
+}
+
+/* ---- Boundaries ---- */
+
+/* A place between two threads' shares, over all problems: before `entry`, in `group`. When cut, the group spans
+ * start .. end and the entry lies inside, a multiple of SHF_CHUNK from its start. */
+typedef struct boundary {
+  int64_t entry, group;
+  int64_t start, end;
+  int64_t slot; /* cut: slot of the group's first chunk */
+  int cut, first_cut;
+} boundary;
+
+typedef struct split {
+  const shf_stage *stage;
+  int threads;
+  int64_t entries, groups; /* over all problems */
+  boundary bounds[SHF_MAX_THREADS + 1];
+} split;
+
+/* First entry of a bag, counted over all problems; bag may be one past the last. */
+static int64_t bag_start(const split *s, int64_t bag)
+{
+  const shf_job *job = s->stage->job;
+  if (bag == s->groups) return s->entries;
+  int64_t problem = bag / job->groups, local = bag % job->groups;
+  if (job->bag_length >= 0) return problem * job->entries + local * job->bag_length;
+  return problem * job->entries + shf_plan_index_at(job->offsets.data + problem * job->offsets.batch_stride, local, job->offsets_wide);
+}
+
+/* The group of an entry, over all problems. Bad ids, which lie at either end of sorted ones, count as the nearest place. */
+static int64_t key_of(const split *s, int64_t entry)
+{
+  const shf_stage *stage = s->stage;
+  const shf_job *job = stage->job;
+  if (stage->axis == SHF_BY_GROUPED) return (int64_t)(job->grouped.entries[entry] >> job->grouped.shift);
+  int64_t problem = entry / job->entries;
+  int64_t id = shf_plan_index_at(job->index.data + problem * job->index.batch_stride, entry % job->entries, stage->wide);
+  if (id < 0) id = 0;
+  if (id > job->groups) id = job->groups;
+  return problem * job->groups + id;
+}
+
+static int is_bad_id(const split *s, int64_t entry)
+{
+  const shf_stage *stage = s->stage;
+  const shf_job *job = stage->job;
+  if (stage->axis != SHF_BY_IDS) return 0;
+  int64_t problem = entry / job->entries;
+  int64_t id = shf_plan_index_at(job->index.data + problem * job->index.batch_stride, entry % job->entries, stage->wide);
+  return id < 0 || id >= job->groups;
+}
+
+/* Moves an entry inside a group forward to the next place where it may be cut. */
+static void align(boundary *b)
+{
+  int64_t into = b->entry - b->start;
+  b->entry = b->start + (into + SHF_CHUNK - 1) / SHF_CHUNK * SHF_CHUNK;
+  b->cut = b->entry > b->start && b->entry < b->end;
+  if (b->cut || b->entry == b->start) return;
+  b->entry = b->end;
+  b->group++;
+}
+
+/* Work is entries and groups alike: the boundary at `place` has so many of both before it. */
+static boundary boundary_by_offsets(const split *s, int64_t place)
+{
+  int64_t low = 0, high = s->groups + 1; /* bag_start(low) + low <= place; not so for high */
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (bag_start(s, middle) + middle <= place)
+      low = middle;
+    else
+      high = middle;
+  }
+  if (low == s->groups) return (boundary){.entry = s->entries, .group = s->groups};
+  boundary b = {.group = low, .start = bag_start(s, low), .end = bag_start(s, low + 1)};
+  b.entry = place - low < b.end ? place - low : b.end;
+  align(&b);
+  return b;
+}
+
+/* The first entry in low .. high - 1 whose key is at least `key` (or greater). A bad id that counts as this key is a negative
+ * one before the problem's first group, since the search stays within one problem. */
+static int64_t search_key(const split *s, int64_t low, int64_t high, int64_t key, int greater)
+{
+  while (low < high) {
+    int64_t middle = low + (high - low) / 2, here = key_of(s, middle);
+    int before = greater ? here <= key : here < key;
+    if (here == key && is_bad_id(s, middle)) before = 1;
+    if (before)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+static boundary boundary_by_keys(const split *s, int64_t place)
+{
+  const shf_job *job = s->stage->job;
+  int64_t low = 0, high = s->entries; /* the first entry with entry + (fill ? key : 0) >= place */
+  while (low < high) {
+    int64_t middle = low + (high - low) / 2;
+    if (middle + (job->fill ? key_of(s, middle) : 0) < place)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  boundary b = {.entry = low};
+  if (low == s->entries) {
+    b.group = job->fill && place - low < s->groups ? place - low : s->groups;
+    return b;
+  }
+  int64_t key = key_of(s, low);
+  if (job->fill && low + key > place) {
+    b.group = place - low; /* in a gap between groups */
+    return b;
+  }
+  b.group = key;
+  if (is_bad_id(s, low)) return b;
+  int64_t problem = s->stage->axis == SHF_BY_IDS ? low / job->entries : 0;
+  int64_t first = s->stage->axis == SHF_BY_IDS ? problem * job->entries : 0;
+  int64_t last = s->stage->axis == SHF_BY_IDS ? first + job->entries : s->entries;
+  b.start = search_key(s, first, low, key, 0);
+  b.end = search_key(s, low, last, key, 1);
+  align(&b);
+  return b;
+}
+
+static void find_boundaries(split *s)
+{
+  int grouped_by_keys = s->stage->axis != SHF_BY_OFFSETS;
+  int64_t places = s->entries + (!grouped_by_keys || s->stage->job->fill ? s->groups : 0);
+  s->bounds[0] = (boundary){0};
+  s->bounds[s->threads] = (boundary){.entry = s->entries, .group = s->groups};
+  for (int t = 1; t < s->threads; t++) {
+    int64_t place = shf_plan_share(places, t, s->threads);
+    boundary *b = &s->bounds[t], *before = b - 1;
+    *b = grouped_by_keys ? boundary_by_keys(s, place) : boundary_by_offsets(s, place);
+    if (!b->cut) continue;
+    b->first_cut = !(before->cut && before->group == b->group);
+    b->slot = b->first_cut ? b->start / SHF_CHUNK + t : before->slot;
+  }
+}
+
+/* ---- Shares ---- */
+
+/* First entry of a problem, over all problems. */
+static int64_t problem_start(const split *s, int64_t problem)
+{
+  const shf_job *job = s->stage->job;
+  return s->stage->axis == SHF_BY_GROUPED ? job->grouped.problem_start[problem] : problem * job->entries;
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static void run_groups(const split *s, int thread)
+{
+  const shf_stage *stage = s->stage;
+  const boundary *from = &s->bounds[thread], *to = from + 1;
+  int64_t per_problem = stage->job->groups, last_group = to->group + to->cut;
+  for (int64_t p = from->group / per_problem; p < stage->batch && p * per_problem < last_group; p++) {
+    int64_t base = problem_start(s, p), group_base = p * per_problem;
+    shf_part part = {.problem = p, .scratch = stage->scratch + thread * stage->scratch_bytes};
+    part.first_entry = larger(from->entry, base) - base;
+    part.last_entry = smaller(to->entry, problem_start(s, p + 1)) - base;
+    part.first_group = larger(from->group - group_base, 0);
+    part.last_group = smaller(last_group - group_base, per_problem);
+    part.head_start = part.first_entry;
+    part.tail_end = part.last_entry;
+    if (from->cut && p == from->group / per_problem) {
+      part.head_start = from->start - base;
+      part.head_slot = from->slot;
+    }
+    if (to->cut && p == to->group / per_problem) {
+      part.tail_end = to->end - base;
+      part.tail_slot = to->slot;
+    }
+    if (part.first_entry < part.last_entry || part.first_group < part.last_group) stage->run(stage->job, &part);
+  }
+}
+
+static void run_entries(const split *s, int thread)
+{
+  const shf_stage *stage = s->stage;
+  int64_t per_problem = stage->job->entries;
+  int64_t at = shf_plan_share(s->entries, thread, s->threads);
+  int64_t last = shf_plan_share(s->entries, thread + 1, s->threads);
+  while (at < last) {
+    int64_t p = at / per_problem, first = at % per_problem;
+    shf_part part = {.problem = p, .first_entry = first, .last_entry = smaller(per_problem, first + last - at)};
+    stage->run(stage->job, &part);
+    at += part.last_entry - first;
+  }
+}
+
+static void run_share(void *context, int thread)
+{
+  const split *s = context;
+  if (s->stage->axis == SHF_BY_ENTRIES)
+    run_entries(s, thread);
+  else
+    run_groups(s, thread);
+}
+
+/* Each thread joins some of the columns of every group that was cut. */
+static void join_share(void *context, int thread)
+{
+  const split *s = context;
+  const shf_stage *stage = s->stage;
+  enum { UNIT = 16 };
+  int64_t dim = stage->job->dim, units = (dim + UNIT - 1) / UNIT;
+  int64_t first = units * thread / s->threads * UNIT, last = units * (thread + 1) / s->threads * UNIT;
+  if (first >= dim && !(dim == 0 && thread == 0)) return;
+  for (int t = 1; t < s->threads; t++) {
+    const boundary *b = &s->bounds[t];
+    if (!b->cut || !b->first_cut) continue;
+    shf_cut cut = {.problem = b->group / stage->job->groups,
+                   .group = b->group % stage->job->groups,
+                   .slot = b->slot,
+                   .chunks = (b->end - b->start + SHF_CHUNK - 1) / SHF_CHUNK,
+                   .entries = b->end - b->start,
+                   .first_column = first,
+                   .last_column = smaller(last, dim),
+                   .scratch = stage->scratch + thread * stage->scratch_bytes};
+    if (cut.first_column < cut.last_column || dim == 0) stage->join(stage->job, &cut);
+  }
+}
+
+void shf_plan_run_stage(const shf_stage *stage)
+{
+  const shf_job *job = stage->job;
+  split s; /* its bounds are set where they are used */
+  s.stage = stage;
+  s.groups = stage->batch * job->groups;
+  s.entries = stage->axis == SHF_BY_GROUPED ? job->grouped.problem_start[stage->batch] : stage->batch * job->entries;
+  s.threads = shf_plan_worth(stage->bytes, stage->threads);
+  if (stage->axis == SHF_BY_ENTRIES ? s.entries == 0 : s.groups == 0) return;
+  if (stage->axis != SHF_BY_ENTRIES) find_boundaries(&s);
+  shf_plan_parallel(s.threads, run_share, &s);
+  if (stage->axis == SHF_BY_ENTRIES) return;
+  int cuts = 0;
+  for (int t = 1; t < s.threads; t++) cuts += s.bounds[t].cut;
+  if (cuts) shf_plan_parallel(s.threads, join_share, &s);
+}

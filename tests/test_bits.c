@@ -1,0 +1,147 @@
+/* test_bits.c: every kernel of the build against the bit oracle, bit for bit, at every option and any number of threads.
+ *
+ * Kernels of one op, element and index type (one per instruction set) share their problems. Environment:
+ * SHEAF_TEST_LONG=1 runs every problem with every number of threads and more of them, SHEAF_TEST_QUICK=1 fewer;
+ * SHEAF_TEST_ONLY=text keeps to ops whose name ("bag_sum.f16.i64") holds the text.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/kernel_groups.h"
+#include "support/problem_run.h"
+
+static const int thread_counts[] = {1, 2, 3, 7, 16};
+static const int64_t lengths[] = {1, 15, 16, 17, 255, 256, 257, 4095, 4096, 4097, 65537};
+static const int64_t widths[] = {0, 1, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257};
+enum { THREAD_COUNTS = 5, LENGTHS = 11, WIDTHS = 20 };
+
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
+
+static void run_one_way(problem *p, const problem_outputs *expected, problem_outputs *got, const problem_way *way,
+                        bool *groups) {
+  char label[128];
+  snprintf(label, sizeof label, "%s, %d threads%s", way->kernel, way->threads, way->grouping ? ", grouping given" : "");
+  problem_outputs_reset(p, got);
+  assert_int_equal(problem_run(p, got, way, groups), SHEAF_OK);
+  assert_true(problem_outputs_equal(p, expected, got, label));
+}
+
+/* Every kernel of the group on one problem: with 1 thread and one other number of them, or with all. */
+static void check_problem(const kernel_group *group, const problem_spec *spec, bool all_threads) {
+  problem *p = problem_make(spec);
+  problem_outputs *expected = problem_outputs_make(p);
+  problem_outputs *got = problem_outputs_make(p);
+  problem_expect(p, expected);
+  for (int k = 0; k < group->kernels; k++) {
+    const int64_t other = 1 + (int64_t)((spec->seed + (uint64_t)k) % (THREAD_COUNTS - 1));
+    bool groups = false;
+    for (int t = 0; t < THREAD_COUNTS; t++) {
+      if (all_threads || t == 0 || t == other) {
+        const problem_way way = {group->kernel[k], thread_counts[t], false};
+        run_one_way(p, expected, got, &way, &groups);
+      }
+    }
+    if (groups) {
+      const problem_way way = {group->kernel[k], thread_counts[(other + 1) % THREAD_COUNTS], true};
+      run_one_way(p, expected, got, &way, NULL);
+    }
+  }
+  assert_true(problem_inputs_intact(p));
+  problem_outputs_free(expected);
+  problem_outputs_free(got);
+  problem_free(p);
+}
+
+/* One bag, one row or one segment of exactly n entries, among others. */
+static void check_lengths(const kernel_group *group, bool all_threads) {
+  for (int64_t i = 0; i < LENGTHS; i++) {
+    const int64_t n = lengths[i];
+    problem_spec spec = {.count = n + n / 8 + 40, .dim = n > 10000 ? 2 : 3 + i % 3, .rows = 40, .bags = 12};
+    choose_options(group, &spec, i);
+    const bool backward = problem_is_backward(spec.category, spec.kind);
+    if (spec.kind == SHEAF_BAG_MAX_BACKWARD && spec.category == SHEAF_CATEGORY_EMBEDDING) {
+      spec.bags = spec.count; /* its terms are bags */
+    }
+    if (problem_is_bag(&spec)) {
+      spec.longest_bag = backward ? n / 2 : n;
+      spec.bag_form = spec.bag_form == SHEAF_BAGS_MATRIX ? SHEAF_BAGS_OFFSETS : spec.bag_form;
+    }
+    spec.spread = SPREAD_UNIFORM;
+    spec.hot_count = !problem_is_bag(&spec) || backward ? n : 0;
+    spec.special_share = 0.0;
+    check_problem(group, &spec, all_threads || n == 257 || n == 4097 || n == 65537);
+  }
+}
+
+static void check_widths(const kernel_group *group, bool all_threads) {
+  for (int64_t i = 0; i < WIDTHS; i++) {
+    problem_spec spec = {.count = 50 + 7 * (i % 5), .dim = widths[i], .rows = 17, .bags = 9};
+    choose_options(group, &spec, 100 + i);
+    check_problem(group, &spec, all_threads);
+  }
+}
+
+/* Empty extents, single entries, many rows, and a matrix of equal bags. */
+static void check_shapes(const kernel_group *group, bool all_threads) {
+  static const struct {
+    int64_t count, dim, rows, bags;
+  } shapes[] = {{0, 5, 7, 3},     {0, 0, 0, 0},       {5, 4, 0, 2},     {0, 3, 4, 0},      {1, 1, 1, 1},
+                {1, 8, 300, 40},  {300, 6, 1, 1},     {64, 16, 5, 8},   {1000, 20, 3, 50}, {900, 33, 700, 100},
+                {2500, 4, 3000, 6}, {3000, 1, 70000, 2000}};
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    problem_spec spec = {
+        .count = shapes[i].count, .dim = shapes[i].dim, .rows = shapes[i].rows, .bags = shapes[i].bags};
+    choose_options(group, &spec, 200 + (int64_t)i);
+    if (spec.rows == 0) {
+      spec.error_policy = false; /* every index is bad */
+      spec.has_padding = spec.padding_row = spec.sharded = false;
+    }
+    check_problem(group, &spec, all_threads);
+  }
+}
+
+/* Options drawn at random, in small problems. */
+static void check_mixtures(const kernel_group *group, int64_t mixtures, bool all_threads) {
+  for (int64_t i = 0; i < mixtures; i++) {
+    test_random random = {(uint64_t)(group->number * 100000 + i)};
+    problem_spec spec = {.count = 1 + random_below(&random, 400), .dim = random_below(&random, 40)};
+    spec.rows = 1 + random_below(&random, 60);
+    spec.bags = 1 + random_below(&random, 30);
+    choose_options(group, &spec, 300 + i);
+    check_problem(group, &spec, all_threads);
+  }
+}
+
+static void test_group_matches_the_bit_oracle(void **state) {
+  const kernel_group *group = *state;
+  const bool all_threads = is_switched_on("SHEAF_TEST_LONG");
+  check_widths(group, all_threads);
+  check_shapes(group, all_threads);
+  check_mixtures(group, is_switched_on("SHEAF_TEST_LONG") ? 200 : is_switched_on("SHEAF_TEST_QUICK") ? 2 : 10, all_threads);
+  if (!is_switched_on("SHEAF_TEST_QUICK")) {
+    check_lengths(group, all_threads);
+  }
+}
+
+int main(void) {
+  setenv("SHEAF_TEST_SPLIT", "1", 1); /* every run with more than one thread splits, however small */
+  static kernel_group groups[MOST_GROUPS];
+  static struct CMUnitTest tests[MOST_GROUPS];
+  const int64_t count = kernel_groups_read(groups, getenv("SHEAF_TEST_ONLY"));
+  for (int64_t i = 0; i < count; i++) {
+    tests[i] = (struct CMUnitTest){groups[i].name, test_group_matches_the_bit_oracle, NULL, NULL, &groups[i]};
+  }
+  printf("%lld groups of kernels\n", (long long)count);
+  if (count == 0) {
+    return 1;
+  }
+  return _cmocka_run_group_tests("bits", tests, (size_t)count, NULL, NULL);
+}

@@ -1,0 +1,213 @@
+#!/bin/sh
+# tests/test_cli.sh: the command `sheaf` as a user meets it: help, exit codes, JSON, reference cases good and bad.
+# Usage: test_cli.sh SHEAF VECTORS   (the command, the folder of reference cases)
+set -u
+LC_ALL=C
+export LC_ALL
+
+[ $# -eq 2 ] || { echo "usage: $0 SHEAF VECTORS" >&2; exit 2; }
+sheaf=$1
+vectors=$2
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 1' HUP INT TERM
+out=$scratch/stdout
+err=$scratch/stderr
+failures=0
+
+note_failure() {
+  failures=$((failures + 1))
+  echo "FAILED: $1"
+  sed 's/^/  stdout: /' "$out" | tail -n 5
+  sed 's/^/  stderr: /' "$err" | tail -n 5
+}
+
+# expect NAME CODE ARGUMENTS...: runs the command and compares its exit code.
+expect() {
+  name=$1
+  wanted=$2
+  shift 2
+  "$sheaf" "$@" >"$out" 2>"$err"
+  code=$?
+  [ "$code" -eq "$wanted" ] || note_failure "$name: exit code $code, expected $wanted"
+}
+
+stdout_has() { grep -q -e "$1" "$out" || note_failure "$name: no '$1' on stdout"; }
+stderr_has() { grep -q -e "$1" "$err" || note_failure "$name: no '$1' on stderr"; }
+stdout_ends() { [ "$(tail -n 1 "$out")" = "$1" ] || note_failure "$name: the last line is not '$1'"; }
+stderr_is_one_line() { [ "$(wc -l <"$err")" -eq 1 ] || note_failure "$name: not one line on stderr"; }
+
+valid_json() {
+  if command -v python3 >/dev/null 2>&1; then
+    python3 -m json.tool <"$out" >/dev/null 2>"$err" || note_failure "$name: not valid JSON"
+  else
+    echo "skipped: $name: is it valid JSON? (no python3 here)"
+  fi
+}
+
+# ---- Help and misuse -------------------------------------------------------------------------------------------
+
+expect "help" 0 --help
+stdout_has "Usage: sheaf"
+stdout_has "Exit codes"
+expect "version" 0 --version
+stdout_has "^sheaf [0-9]*\.[0-9]*\.[0-9]*$"
+for command in info kernels verify demo; do
+  expect "$command --help" 0 $command --help
+  stdout_has "Usage: sheaf $command"
+  stdout_has "Exit codes"
+  expect "$command with an unknown option" 2 $command --frobnicate
+  stderr_has "'--frobnicate'"
+  stderr_is_one_line
+done
+expect "no command" 2
+stderr_has "Usage"
+expect "unknown command" 2 frobnicate
+stderr_has "'frobnicate'"
+expect "unknown option" 2 --frobnicate
+stderr_has "'--frobnicate'"
+expect "info with a word too many" 2 info extra
+expect "verify without a folder" 2 verify
+expect "verify with two folders" 2 verify "$vectors" "$vectors"
+expect "an option without its value" 2 verify "$vectors" --threads
+expect "no threads" 2 verify "$vectors" --threads 0
+expect "threads that are no number" 2 verify "$vectors" --threads=many
+expect "unknown instruction set" 2 verify "$vectors" --isa sse9
+stderr_has "'sse9'"
+expect "a flag with a value" 2 info --json=yes
+expect "no seconds" 2 demo --seconds 0
+
+# ---- info and kernels ------------------------------------------------------------------------------------------
+
+expect "info" 0 info
+for fact in version: cpu: "instruction sets:" threads: pages: cuda: mpi:; do stdout_has "^$fact"; done
+expect "info --json" 0 info --json
+valid_json
+name="info looks in SHEAF_PLUGIN_PATH"
+SHEAF_PLUGIN_PATH=$scratch/one:$scratch/two "$sheaf" info >"$out" 2>"$err" || note_failure "$name: failed"
+stdout_has "$scratch/two/libsheaf_cuda.so"
+expect "kernels" 0 kernels
+stdout_has "^lookup\.f32\.i64/cpu\.scalar "
+stdout_has "^[1-9][0-9]* kernels, [1-9][0-9]* available here$"
+expect "kernels with a filter" 0 kernels bag_sum.f16
+stdout_has "bag_sum\.f16"
+if grep -q "^lookup" "$out"; then note_failure "kernels with a filter: shows others"; fi
+expect "kernels --json" 0 kernels --json
+stdout_has '"guarantee"'
+valid_json
+expect "kernels --json of nothing" 0 kernels --json no_such_kernel
+stdout_has '^\[\]$'
+
+# ---- Reference cases -------------------------------------------------------------------------------------------
+
+count=$(find "$vectors" -maxdepth 1 -name '*.safetensors' | wc -l | tr -d ' ')
+expect "verify" 0 verify "$vectors"
+stdout_ends "$count passed, 0 failed"
+for isa in scalar avx2 avx512; do
+  if "$sheaf" verify "$vectors" --isa $isa 2>&1 | grep -q "cannot be used here"; then
+    echo "skipped: verify --isa $isa (not on this machine)"
+  else
+    expect "verify --isa $isa" 0 verify "$vectors" --isa $isa
+    stdout_ends "$count passed, 0 failed"
+  fi
+done
+for threads in 1 2 3 8; do
+  expect "verify --threads $threads" 0 verify "$vectors" --threads $threads
+  stdout_ends "$count passed, 0 failed"
+done
+
+mkdir "$scratch/empty"
+expect "verify of an empty folder" 2 verify "$scratch/empty"
+stderr_has "no \*\.safetensors"
+expect "verify of a missing folder" 2 verify "$scratch/missing"
+stderr_has "missing"
+expect "verify of a file" 2 verify "$vectors/000_embedding.safetensors"
+
+# flip_answer FILE TENSOR: changes the first value of a tensor of f32 in FILE, by a bit of its exponent.
+flip_answer() {
+  header=$(od -An -tu8 -N8 "$1" | tr -d ' ')
+  begin=$(dd if="$1" bs=1 skip=8 count="$header" 2>/dev/null | tr -d ' ' |
+    sed "s/.*\"$2\":{[^}]*\"data_offsets\":\[\([0-9]*\),.*/\1/")
+  place=$((8 + header + begin + 3))
+  byte=$(od -An -tu1 -j "$place" -N1 "$1" | tr -d ' ')
+  # Adding 32 to the byte that holds sign and exponent, within its 8 bits, makes another number of it.
+  printf "\\$(printf %03o $(((byte + 32) % 256)))" | dd of="$1" bs=1 seek="$place" conv=notrunc 2>/dev/null
+}
+
+mkdir "$scratch/flipped"
+cp "$vectors"/*.safetensors "$scratch/flipped/"
+chmod u+w "$scratch"/flipped/*
+flip_answer "$scratch/flipped/000_embedding.safetensors" out
+expect "verify finds a wrong answer" 1 verify "$scratch/flipped"
+stdout_ends "$((count - 1)) passed, 1 failed"
+stdout_has "^FAIL 000_embedding\.safetensors: out\[0, 0\] (element 0): expected .*, got .*, tolerance .*kernel lookup"
+[ "$(grep -c '^FAIL' "$out")" -eq 1 ] || note_failure "verify finds a wrong answer: not one FAIL line"
+flip_answer "$scratch/flipped/000_embedding.safetensors" dweight
+flip_answer "$scratch/flipped/128_segment_sum.safetensors" ddata
+expect "verify finds wrong gradients" 1 verify "$scratch/flipped"
+stdout_ends "$((count - 2)) passed, 2 failed"
+
+# bad_case NAME PATTERN SED-SCRIPT: a case whose header is changed, not in length, must fail and say why.
+bad_case() {
+  rm -rf "$scratch/bad"
+  mkdir "$scratch/bad"
+  sed "$3" "$vectors/000_embedding.safetensors" >"$scratch/bad/case.safetensors"
+  expect "$1" 1 verify "$scratch/bad"
+  stdout_has "^FAIL case\.safetensors: .*$2"
+  stdout_ends "0 passed, 1 failed"
+}
+
+bad_case "unknown op" "unknown op 'embeddinq'" 's/"op":"embedding"/"op":"embeddinq"/'
+bad_case "unknown attribute" "unexpected attribute 'padding_forwarb'" 's/"padding_forward"/"padding_forwarb"/'
+bad_case "unknown value" "'padding_forward' has the unknown value 'raw'" \
+  's/"padding_forward":"row"/"padding_forward":"raw"/'
+bad_case "unexpected tensor" "unexpected tensor 'dweighs'" 's/"dweight"/"dweighs"/'
+bad_case "contradicting extent" "'num_embeddings' is 18, but the tensors say 17" \
+  's/"num_embeddings":"17"/"num_embeddings":"18"/'
+bad_case "padding that is no row" "'padding_idx' is 'x', not a number" 's/"padding_idx":"0"/"padding_idx":"x"/'
+bad_case "tensors with each other's names" "tensor 'indices' has dtype f32" \
+  's/"dweight"/"@@@@@@@"/;s/"indices"/"dweight"/;s/"@@@@@@@"/"indices"/'
+bad_case "two tensors of one name" "case.safetensors" 's/"dweight"/"indices"/'
+bad_case "shape beyond the data" "case.safetensors" 's/"shape":\[130\]/"shape":[131]/'
+
+# Files that are no reference cases at all are failures too, one each.
+head -c 100 "$vectors/000_embedding.safetensors" >"$scratch/bad/case.safetensors"
+: >"$scratch/bad/nothing.safetensors"
+echo "no such format" >"$scratch/bad/text.safetensors"
+mkdir "$scratch/bad/folder.safetensors"
+cp "$vectors/001_embedding.safetensors" "$scratch/bad/"
+expect "unreadable files" 1 verify "$scratch/bad"
+stdout_ends "1 passed, 4 failed"
+
+# ---- demo ------------------------------------------------------------------------------------------------------
+
+expect "demo" 0 demo --quick --seconds 0.2
+stdout_has "^lookup .* ok "
+stdout_has "^unsorted max backward .* ok "
+stdout_has " checked, 0 failed$"
+expect "demo on one thread" 0 demo --quick --seconds=0.2 --threads 1
+stdout_has "1 thread$"
+[ -s "$err" ] && note_failure "demo: progress goes to a file"
+
+# ---- Output that cannot be written -----------------------------------------------------------------------------
+
+if [ -w /dev/full ]; then
+  for arguments in --help --version info "info --json" kernels "kernels --json" "verify $vectors"; do
+    # shellcheck disable=SC2086
+    "$sheaf" $arguments >/dev/full 2>"$err"
+    code=$?
+    : >"$out"
+    name="$arguments into a full device"
+    [ $code -eq 1 ] || note_failure "$name: exit code $code, expected 1"
+    stderr_has "could not be written"
+  done
+else
+  echo "skipped: output into a full device (no /dev/full here)"
+fi
+
+if [ $failures -eq 0 ]; then
+  echo "all checks passed"
+  exit 0
+fi
+echo "$failures checks failed"
+exit 1
