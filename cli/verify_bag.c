@@ -199,8 +199,11 @@ static bool check_backward(verify_case *c, bag_case *bag)
   sheaf_embedding_args args = bag->args;
   desc.kind = kinds[bag->mode];
   desc.grad_write = SHEAF_GRAD_OVERWRITE;
+  if (bag->mode == BAG_MODE_MAX) {
+    args = (sheaf_embedding_args)SHEAF_EMBEDDING_ARGS_INIT; /* the winners' rows take the place of the entries */
+    args.arg = bag->arg->operand;
+  }
   args.grad_out = bag->dout->operand;
-  if (bag->mode == BAG_MODE_MAX) args.arg = bag->arg->operand;
   if (verify_has(c, "dweight") && !check_table_grad(c, bag, &desc, &args)) return false;
   return !verify_has(c, "dper_sample_weights") || check_weights_grad(c, bag, &desc, args);
 }

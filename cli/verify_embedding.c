@@ -61,6 +61,7 @@ static bool check_forward(verify_case *c, const lookup *l)
   if (!out) return false;
   sheaf_embedding_desc desc = l->desc;
   desc.kind = SHEAF_LOOKUP;
+  desc.scale_grad_by_freq = 0;
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
   args.table = l->weight->operand;
   args.indices = l->indices->operand;
@@ -96,6 +97,7 @@ static bool check_backward(verify_case *c, const lookup *l)
   if (!scale) return false;
   sheaf_embedding_desc desc = l->desc;
   desc.kind = SHEAF_LOOKUP_BACKWARD;
+  desc.padding = SHEAF_PADDING_ZERO; /* says nothing about gradients */
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
   args.indices = l->indices->operand;
   args.grad_out = dout->operand;

@@ -472,11 +472,11 @@ static const header_case header_cases[] = {
     {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, SHEAF_IO, "the key '__metadata__' is there twice"},
     {"{\"__metadata__\":{},\"__meta\\u0064ata__\":{}}", 0, SHEAF_IO, "the key '__metadata__' is there twice"},
     /* dtypes and sizes */
-    {"{" T("a", "F33", "[1]", "[0,4]") "}", 4, SHEAF_IO, "the dtype 'F33' (3 characters) is not one of the format"},
+    {"{" T("a", "F33", "[1]", "[0,4]") "}", 4, SHEAF_IO, "the dtype 'F33' (3 bytes) is not one of the format"},
     {"{" T("a", "f32", "[1]", "[0,4]") "}", 4, SHEAF_IO, "the dtype 'f32'"},
     {"{" T("a", "", "[1]", "[0,4]") "}", 4, SHEAF_IO, "the dtype ''"},
     {"{" T("a", "F32 ", "[1]", "[0,4]") "}", 4, SHEAF_IO, "the dtype 'F32 '"},
-    {"{" T("a", "F32F32F32F32F32F32F32F32F32F32F32F32", "[1]", "[0,4]") "}", 4, SHEAF_IO, "(36 characters)"},
+    {"{" T("a", "F32F32F32F32F32F32F32F32F32F32F32F32", "[1]", "[0,4]") "}", 4, SHEAF_IO, "(36 bytes)"},
     {"{" T("a", "F32", "[2]", "[0,4]") "}", 4, SHEAF_IO, "[0, 4] hold 4 bytes, but shape and dtype F32 make 8"},
     {"{" T("a", "F32", "[]", "[0,0]") "}", 0, SHEAF_IO, "hold 0 bytes, but shape and dtype F32 make 4"},
     {"{" T("a", "F4", "[3]", "[0,2]") "}", 2, SHEAF_IO, "its 12 bits, as F4, do not fill whole bytes"},

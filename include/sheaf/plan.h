@@ -118,7 +118,7 @@ typedef struct sheaf_embedding_desc {
                               /* stride may be 0 for inputs */
   uint8_t has_padding;        /* 0 or 1, as every flag here */
   uint8_t weighted;           /* kinds 2 to 5: args hold one weight per index */
-  uint8_t scale_grad_by_freq; /* kinds 1, 4, 5: divide a row's gradient by its number of occurrences */
+  uint8_t scale_grad_by_freq; /* kinds 1, 4, 5: divide a row's gradient by its number of occurrences. Kind 7: refused */
   uint8_t grouping_given;     /* backward: args.grouping will be set, so the workspace can be smaller */
   sheaf_padding padding;      /* kind 0 */
   sheaf_bad_index bad_index;
@@ -127,7 +127,9 @@ typedef struct sheaf_embedding_desc {
 
 #define SHEAF_EMBEDDING_DESC_INIT SHEAF_INIT(sheaf_embedding_desc)
 
-/* X(operand), in the order in which they are checked. Shapes, with a leading [batch] when desc.batch >= 1:
+/* X(operand), in the order in which they are checked. An operand that the kind does not list is ignored, so that one args
+ * struct can serve forward and backward; weights without `weighted`, and offsets in matrix form, are refused. Shapes, with a
+ * leading [batch] when desc.batch >= 1:
  *   table         [V, D] (quantised: u8 [V, sheaf_dtype_row_bytes])     kinds 0 2 3 6; 4 5 when weights_grad is wanted
  *   indices       any shape of N elements; [B, L] in matrix form         kinds 0 to 6
  *   offsets       [B] or [B + 1]                                         kinds 2 to 6 unless in matrix form

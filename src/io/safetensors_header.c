@@ -83,8 +83,7 @@ static sheaf_status read_dtype(shf_io_walk *walk, tensor_entry *entry)
     }
   }
   shown = length < 16 ? length : 16;
-  return FAIL_TENSOR(walk, SHEAF_IO, "the dtype '%.*s' (%zu characters) is not one of the format", (int)shown, name,
-                     length);
+  return FAIL_TENSOR(walk, SHEAF_IO, "the dtype '%.*s' (%zu bytes) is not one of the format", (int)shown, name, length);
 }
 
 static sheaf_status read_shape(shf_io_walk *walk, tensor_entry *entry)

@@ -270,7 +270,7 @@ sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *groupi
   /* Only these are looked at: the rest of args may not exist yet. */
   int wanted[] = {max_backward ? SHF_EMBEDDING_arg : SHF_EMBEDDING_indices, SHF_EMBEDDING_offsets};
   for (int i = 0; i < 2; i++) {
-    if (plan->spec[wanted[i]].need == SHF_NOT_TAKEN) continue;
+    if (plan->spec[wanted[i]].need != SHF_REQUIRED) continue;
     SHF_TRY(shf_plan_bind_input(plan, wanted[i], &operands_of(&known)[wanted[i]], &r.bound));
   }
   SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec), SHEAF_BUFFER_TOO_SMALL));

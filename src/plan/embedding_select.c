@@ -113,8 +113,7 @@ static sheaf_status check_options(const sheaf_embedding_desc *d)
   const char *op = sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)d->kind);
   int takes_weights = d->kind >= SHEAF_BAG_SUM && d->kind <= SHEAF_BAG_MEAN_BACKWARD;
   SHF_REQUIRE(!d->weighted || takes_weights, UNSUPPORTED, "%s takes no per-sample weights; sums and means do", op);
-  int takes_frequency = d->kind == SHEAF_LOOKUP_BACKWARD || d->kind == SHEAF_BAG_SUM_BACKWARD || d->kind == SHEAF_BAG_MEAN_BACKWARD;
-  SHF_REQUIRE(!d->scale_grad_by_freq || takes_frequency, UNSUPPORTED,
+  SHF_REQUIRE(!d->scale_grad_by_freq || d->kind != SHEAF_BAG_MAX_BACKWARD, UNSUPPORTED,
               "%s has no scale_grad_by_freq; the backward of lookups, sums and means has", op);
   return SHEAF_OK;
 }
@@ -147,8 +146,11 @@ static void describe_operands(sheaf_plan *plan)
   if (!max_backward)
     SET(indices, .need = SHF_REQUIRED, .dtype = d->index_dtype, .rows = d->indices, .columns = -1, .free_shape = 1,
         .matrix = bag && !offsets, .matrix_rows = d->bags);
+  if (bag && !max_backward && !offsets) spec[SHF_EMBEDDING_offsets].need = SHF_REFUSED;
   if (offsets)
     SET(offsets, .need = SHF_REQUIRED, .dtype = d->offset_dtype, .rows = d->bags + with_end, .columns = -1);
+  if (!d->weighted && !max_backward)
+    spec[SHF_EMBEDDING_weights].need = spec[SHF_EMBEDDING_weights_grad].need = SHF_REFUSED;
   if (d->weighted)
     SET(weights, .need = SHF_REQUIRED, .dtype = weight_dtype, .rows = d->indices, .columns = -1, .free_shape = 1);
   if (backward)

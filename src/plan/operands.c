@@ -302,8 +302,9 @@ static sheaf_status check_presence(const sheaf_plan *plan, const sheaf_operand *
     int ignored = spec->need == SHF_WITH_WEIGHTS_GRAD && !wants_weights_grad(plan, operands);
     int needed = spec->need == SHF_REQUIRED || (spec->need == SHF_WITH_WEIGHTS_GRAD && !ignored);
     if (needed && !there) FAIL_OPERAND("%s needs the operand %s, which is not given", op, spec->name);
-    if (there && spec->need == SHF_NOT_TAKEN) FAIL_OPERAND("%s takes no %s as it is described", op, spec->name);
-    bound->given[i] = there && !ignored;
+    if (there && spec->need == SHF_REFUSED)
+      FAIL_OPERAND("%s is given, but the description has none (weighted, bag_form)", spec->name);
+    bound->given[i] = there && !ignored && spec->need != SHF_NOT_TAKEN;
   }
   return SHEAF_OK;
 }

@@ -20,10 +20,11 @@ enum { SHEAF_SEGMENT_OPERAND_LIST(SHEAF_X) SHF_SEGMENT_OPERANDS };
 #undef SHEAF_X
 
 typedef enum shf_need {
-  SHF_NOT_TAKEN = 0,     /* the op has no use for it: giving it is an error */
-  SHF_REQUIRED = 1,
-  SHF_OPTIONAL = 2,
-  SHF_WITH_WEIGHTS_GRAD = 3 /* required when weights_grad is given, otherwise ignored */
+  SHF_NOT_TAKEN = 0, /* the op has no use for it: ignored, so that one args struct can serve forward and backward */
+  SHF_REFUSED = 1,   /* giving it contradicts the description */
+  SHF_REQUIRED = 2,
+  SHF_OPTIONAL = 3,
+  SHF_WITH_WEIGHTS_GRAD = 4 /* required when weights_grad is given, otherwise ignored */
 } shf_need;
 
 /* What an operand must look like. */

@@ -174,16 +174,14 @@ static boundary boundary_by_keys(const split *s, int64_t place)
     else
       high = middle;
   }
-  boundary b = {.entry = low};
-  if (low == s->entries) {
-    b.group = job->fill && place - low < s->groups ? place - low : s->groups;
+  boundary b = {.entry = low, .group = s->groups};
+  int64_t key = low < s->entries ? key_of(s, low) : s->groups;
+  if (job->fill && low + key > place) { /* in a gap between groups, or right behind the last entry of one */
+    b.group = place - low;
+    if (low > 0 && !is_bad_id(s, low - 1) && key_of(s, low - 1) >= b.group) b.group = key_of(s, low - 1) + 1;
     return b;
   }
-  int64_t key = key_of(s, low);
-  if (job->fill && low + key > place) {
-    b.group = place - low; /* in a gap between groups */
-    return b;
-  }
+  if (low == s->entries) return b;
   b.group = key;
   if (is_bad_id(s, low)) return b;
   int64_t problem = s->stage->axis == SHF_BY_IDS ? low / job->entries : 0;
