@@ -157,10 +157,18 @@ static int print_text(const facts *known)
   return CLI_OK;
 }
 
+/* The array with one item more; NULL, and nothing to release, when memory is short. */
+static json_t *append(json_t *array, json_t *item)
+{
+  if (json_array_append_new(array, item) == 0) return array;
+  json_decref(array);
+  return NULL;
+}
+
 static json_t *plugin_to_json(const plugin *found)
 {
   json_t *tried = json_array();
-  for (int i = 0; i < found->tried_count; i++) json_array_append_new(tried, json_string(found->tried[i]));
+  for (int i = 0; i < found->tried_count; i++) tried = append(tried, json_string(found->tried[i]));
   return json_pack("{s:s, s:b, s:s?, s:o}", "name", found->name, "found", found->path[0] != '\0',
                    "path", found->path[0] ? found->path : NULL, "looked_for", tried);
 }
@@ -169,8 +177,8 @@ static json_t *facts_to_json(const facts *known)
 {
   json_t *built = json_array(), *plugins = json_array();
   for (int isa = 0; isa < ISAS; isa++)
-    if (known->built[isa]) json_array_append_new(built, json_string(sheaf_isa_name((sheaf_isa)isa)));
-  for (int i = 0; i < PLUGINS; i++) json_array_append_new(plugins, plugin_to_json(&known->plugins[i]));
+    if (known->built[isa]) built = append(built, json_string(sheaf_isa_name((sheaf_isa)isa)));
+  for (int i = 0; i < PLUGINS; i++) plugins = append(plugins, plugin_to_json(&known->plugins[i]));
   return json_pack("{s:s, s:s, s:{s:o, s:s, s:s}, s:i, s:{s:I, s:s}, s:o}",
                    "version", sheaf_version(), "cpu", sheaf_cpu_name(), "isa", "built", built,
                    "best", sheaf_isa_name(sheaf_isa_best()), "in_use", sheaf_isa_name(sheaf_isa_current()),

@@ -14,6 +14,6 @@ int cli_print_json(const char *command, json_t *root)
     return CLI_OK;
   }
   /* A write that failed is reported by main, once for all output. */
-  if (!ferror(stdout)) cli_complain(command, "out of memory");
+  if (!ferror(stdout)) cli_complain(command, "no JSON could be made of it: out of memory, or a path that is not UTF-8");
   return CLI_FAILED;
 }

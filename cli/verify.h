@@ -11,7 +11,6 @@
 #include <stdbool.h>
 
 typedef struct verify_case {
-  const char *path;
   int threads; /* of every run; 0: the library's choice */
   sheaf_safetensors *file;
   void *blocks;      /* memory that lives as long as the case, each block pointing to the one before */

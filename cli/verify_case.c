@@ -278,7 +278,7 @@ static bool replay(verify_case *c)
 
 bool verify_file(verify_case *c, const char *path, int threads)
 {
-  *c = (verify_case){.path = path, .threads = threads};
+  *c = (verify_case){.threads = threads};
   if (sheaf_safetensors_open(path, &c->file) != SHEAF_OK) return verify_fail(c, "%s", sheaf_last_error());
   bool agrees = replay(c);
   free_blocks(c);

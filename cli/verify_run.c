@@ -1,5 +1,4 @@
 /* cli/verify_run.c: selects and runs plans for `sheaf verify`. */
-#include <math.h>
 #include <string.h>
 
 #include "verify.h"

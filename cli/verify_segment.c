@@ -1,6 +1,5 @@
 /* cli/verify_segment.c: replays `segment` cases: reductions by segment id, sorted or not, with their gradients. */
 #include <math.h>
-#include <stddef.h>
 
 #include "verify.h"
 

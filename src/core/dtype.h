@@ -27,7 +27,7 @@ static inline float shf_f32_of_bits(uint32_t bits)
 static inline float shf_f16_to_f32(uint16_t half)
 {
   uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = (half >> 10) & 31, mantissa = half & 0x3ff;
-  if (exponent == 31) return shf_f32_of_bits(sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0));
+  if (exponent == 31) return shf_f32_of_bits(sign | 0x7f800000 | mantissa << 13);
   if (exponent != 0) return shf_f32_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
   if (mantissa == 0) return shf_f32_of_bits(sign);
   uint32_t shift = (uint32_t)__builtin_clz(mantissa) - 21; /* denormal: bring its leading one to bit 10 */
@@ -37,7 +37,10 @@ static inline float shf_f16_to_f32(uint16_t half)
 static inline uint16_t shf_f32_to_f16(float value)
 {
   uint32_t bits = shf_bits_of_f32(value), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | ((magnitude >> 13) & 0x3ff));
+  if (magnitude > 0x7f800000) { /* a NaN stays one, and one that came from 16 bits keeps them */
+    uint32_t payload = (magnitude >> 13) & 0x3ff;
+    return (uint16_t)(sign | 0x7c00 | (payload ? payload : 0x200));
+  }
   if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
   if (magnitude < 0x38800000) {                                  /* below 2^-14: a denormal or zero */
     if (magnitude < 0x33000000) return (uint16_t)sign;           /* below 2^-25 */
@@ -54,7 +57,7 @@ static inline float shf_bf16_to_f32(uint16_t bits) { return shf_f32_of_bits((uin
 static inline uint16_t shf_f32_to_bf16(float value)
 {
   uint32_t bits = shf_bits_of_f32(value);
-  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); /* a NaN stays one */
+  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | (bits & 0x7f0000 ? 0 : 0x40)); /* as above */
   return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 

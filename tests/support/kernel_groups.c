@@ -5,11 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool is_switched_on(const char *variable) {
-  const char *value = getenv(variable);
-  return value != NULL && strcmp(value, "") != 0 && strcmp(value, "0") != 0;
-}
-
 /* ---- Kernels by group -------------------------------------------------------------------------------------------- */
 
 static kernel_group *group_of(kernel_group *groups, int64_t *count, const sheaf_sku *sku) {

@@ -29,7 +29,4 @@ void choose_options(const kernel_group *group, problem_spec *spec, int64_t case_
 /* Takes out of a spec what has no finite answer: NaN and infinities, sums of weights near zero. */
 void choose_tame(problem_spec *spec);
 
-/* Whether an environment variable is set, and not to 0. */
-bool is_switched_on(const char *variable);
-
 #endif

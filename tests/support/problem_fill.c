@@ -24,14 +24,14 @@ static double special_value(test_random *random) {
   }
 }
 
-/* A NaN of any sign and payload, quiet or signalling. */
+/* A quiet NaN of any sign and payload. */
 static void store_any_nan(test_random *random, sheaf_dtype dtype, void *base, int64_t element) {
-  const uint64_t exponent = dtype == SHEAF_F64   ? UINT64_C(0x7FF0000000000000)
-                            : dtype == SHEAF_F32 ? 0x7F800000
-                            : dtype == SHEAF_F16 ? 0x7C00
-                                                 : 0x7F80;
+  const uint64_t exponent_and_quiet = dtype == SHEAF_F64   ? UINT64_C(0x7FF8000000000000)
+                                      : dtype == SHEAF_F32 ? 0x7FC00000
+                                      : dtype == SHEAF_F16 ? 0x7E00
+                                                           : 0x7FC0;
   const size_t bytes = bit_element_bytes(dtype);
-  const uint64_t bits = random_bits(random) | exponent | 1;
+  const uint64_t bits = random_bits(random) | exponent_and_quiet;
   memcpy((char *)base + (size_t)element * bytes, &bits, bytes); /* little-endian, as every machine Sheaf runs on */
 }
 

@@ -93,6 +93,33 @@ FORCE_INLINE __m128i f16_round(vec x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_
 FORCE_INLINE void f16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, f16_round(x)); }
 FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, f16_round(x), 2 * lanes); }
 
+FORCE_INLINE vec f16_load_exact(const uint16_t *p, int lanes)
+{
+  __m128i half = lanes ? part_load(p, 2 * lanes) : _mm_loadu_si128((const void *)p);
+  vec x = _mm256_cvtph_ps(half), nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  if (__builtin_expect(_mm256_movemask_ps(nan) == 0, 1)) return x;
+  __m256i bits = _mm256_cvtepu16_epi32(half);
+  __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)), 16);
+  __m256i payload = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x3ff)), 13);
+  __m256i kept = _mm256_or_si256(_mm256_or_si256(sign, payload), _mm256_set1_epi32(0x7f800000));
+  return _mm256_blendv_ps(x, _mm256_castsi256_ps(kept), nan);
+}
+FORCE_INLINE void f16_store_exact(uint16_t *p, vec x, int lanes)
+{
+  __m128i half = f16_round(x);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  if (__builtin_expect(_mm256_movemask_epi8(nan) != 0, 0)) {
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x8000));
+    __m256i payload = _mm256_and_si256(_mm256_srli_epi32(bits, 13), _mm256_set1_epi32(0x3ff));
+    __m256i kept = _mm256_or_si256(_mm256_or_si256(sign, payload), _mm256_set1_epi32(0x7c00));
+    __m128i kept16 = _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+    __m128i nan16 = _mm_packs_epi32(_mm256_castsi256_si128(nan), _mm256_extracti128_si256(nan, 1));
+    half = _mm_blendv_epi8(half, kept16, nan16);
+  }
+  part_store(p, half, lanes ? 2 * lanes : 16);
+}
+
 FORCE_INLINE vec bf16_widen(__m128i bits)
 {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
@@ -106,7 +133,10 @@ FORCE_INLINE __m128i bf16_round(vec x)
   __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
   __m256i near = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
   __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  __m256i kept = _mm256_blendv_epi8(near, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+  __m256i payload = _mm256_and_si256(high, _mm256_set1_epi32(0x7f));
+  __m256i lost = _mm256_cmpeq_epi32(payload, _mm256_setzero_si256()); /* would be cut down to an infinity */
+  __m256i quiet = _mm256_or_si256(high, _mm256_and_si256(lost, _mm256_set1_epi32(0x40)));
+  __m256i kept = _mm256_blendv_epi8(near, quiet, nan);
   return _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, bf16_round(x)); }

@@ -69,6 +69,35 @@ FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes)
   _mm256_mask_storeu_epi16(p, first_lanes(lanes), f16_round(x));
 }
 
+FORCE_INLINE vec f16_load_exact(const uint16_t *p, int lanes)
+{
+  __m256i half = lanes ? _mm256_maskz_loadu_epi16(first_lanes(lanes), p) : _mm256_loadu_si256((const void *)p);
+  vec x = _mm512_cvtph_ps(half);
+  vmask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  if (__builtin_expect(nan == 0, 1)) return x;
+  __m512i bits = _mm512_cvtepu16_epi32(half);
+  __m512i sign = _mm512_slli_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(0x8000)), 16);
+  __m512i payload = _mm512_slli_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(0x3ff)), 13);
+  __m512i kept = _mm512_or_si512(_mm512_or_si512(sign, payload), _mm512_set1_epi32(0x7f800000));
+  return _mm512_mask_mov_ps(x, nan, _mm512_castsi512_ps(kept));
+}
+FORCE_INLINE void f16_store_exact(uint16_t *p, vec x, int lanes)
+{
+  __m256i half = f16_round(x);
+  vmask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  if (__builtin_expect(nan != 0, 0)) {
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x8000));
+    __m512i payload = _mm512_and_si512(_mm512_srli_epi32(bits, 13), _mm512_set1_epi32(0x3ff));
+    __m512i kept = _mm512_or_si512(_mm512_or_si512(sign, payload), _mm512_set1_epi32(0x7c00));
+    half = _mm256_mask_mov_epi16(half, nan, _mm512_cvtepi32_epi16(kept));
+  }
+  if (lanes)
+    _mm256_mask_storeu_epi16(p, first_lanes(lanes), half);
+  else
+    _mm256_storeu_si256((void *)p, half);
+}
+
 FORCE_INLINE vec bf16_widen(__m256i bits)
 {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
@@ -86,7 +115,9 @@ FORCE_INLINE __m256i bf16_round(vec x)
   __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
   __m512i near = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(near, nan, high, _mm512_set1_epi32(0x40)));
+  __mmask16 lost = _mm512_mask_testn_epi32_mask(nan, high, _mm512_set1_epi32(0x7f)); /* NaNs cut down to an infinity */
+  near = _mm512_mask_mov_epi32(near, nan, high);
+  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(near, lost, near, _mm512_set1_epi32(0x40)));
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes)

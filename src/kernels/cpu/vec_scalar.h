@@ -4,6 +4,7 @@
  *   vec, vint, vmask           VEC_LANES lanes of acc, of lane_int, of yes or no
  *   ..._part(…, lanes)         the same on the first `lanes` lanes (1 .. VEC_LANES - 1); no other memory is touched
  *   f16_load, f16_store ...    widen to acc exactly; round to nearest even, denormals kept
+ *   ..._exact                  the same, and a NaN keeps its bits (the conversion instructions would make it quiet)
  *   u8_load, u4_load           bytes and nibbles (low one first) as numbers
  */
 #ifndef SHF_KERNELS_VEC_SCALAR_H
@@ -56,6 +57,12 @@ FORCE_INLINE void f16_store(uint16_t *p, vec x) { *p = shf_f32_to_f16(x); }
 FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes)
 {
   if (lanes > 0) f16_store(p, x);
+}
+FORCE_INLINE vec f16_load_exact(const uint16_t *p, int lanes) { return lanes ? f16_load_part(p, lanes) : f16_load(p); }
+FORCE_INLINE void f16_store_exact(uint16_t *p, vec x, int lanes)
+{
+  (void)lanes;
+  f16_store(p, x);
 }
 FORCE_INLINE vec bf16_load(const uint16_t *p) { return shf_bf16_to_f32(*p); }
 FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes) { return lanes > 0 ? bf16_load(p) : 0; }
