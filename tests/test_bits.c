@@ -34,24 +34,23 @@ static void run_one_way(problem *p, const problem_outputs *expected, problem_out
   assert_true(problem_outputs_equal(p, expected, got, label));
 }
 
-/* Every kernel of the group on one problem: with 1 thread and one other number of them, or with all. */
+/* Every kernel of the group on one problem: with all numbers of threads, or with 1 and one other. Numbers of threads are
+ * the outer loop, since OpenMP makes threads anew whenever their number changes. */
 static void check_problem(const kernel_group *group, const problem_spec *spec, bool all_threads) {
   problem *p = problem_make(spec);
   problem_outputs *expected = problem_outputs_make(p);
   problem_outputs *got = problem_outputs_make(p);
   problem_expect(p, expected);
-  for (int k = 0; k < group->kernels; k++) {
-    const int64_t other = 1 + (int64_t)((spec->seed + (uint64_t)k) % (THREAD_COUNTS - 1));
-    bool groups = false;
-    for (int t = 0; t < THREAD_COUNTS; t++) {
-      if (all_threads || t == 0 || t == other) {
-        const problem_way way = {group->kernel[k], thread_counts[t], false};
-        run_one_way(p, expected, got, &way, &groups);
+  const int other = 1 + (int)(spec->seed % (THREAD_COUNTS - 1));
+  for (int t = 0; t < THREAD_COUNTS; t++) {
+    for (int k = 0; k < group->kernels && (all_threads || t == 0 || t == other); k++) {
+      problem_way way = {group->kernel[k], thread_counts[t], false};
+      bool groups = false;
+      run_one_way(p, expected, got, &way, &groups);
+      if (groups && (t == 0 || t == other)) {
+        way.grouping = true;
+        run_one_way(p, expected, got, &way, NULL);
       }
-    }
-    if (groups) {
-      const problem_way way = {group->kernel[k], thread_counts[(other + 1) % THREAD_COUNTS], true};
-      run_one_way(p, expected, got, &way, NULL);
     }
   }
   assert_true(problem_inputs_intact(p));

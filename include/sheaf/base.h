@@ -162,7 +162,7 @@ SHEAF_API const char *sheaf_isa_name(sheaf_isa isa);
 SHEAF_API sheaf_isa sheaf_isa_best(void);
 
 /* The set that `select` takes by default: the best one, or the environment's SHEAF_ISA=scalar|avx2|avx512 read at first
- * use, or what `sheaf_set_isa` said last. Asking for a set that is not there is UNAVAILABLE. Affects the whole process;
+ * use (a name that is unknown or not to be had is passed over), or what `sheaf_set_isa` said last. Asking for a set that is not there is UNAVAILABLE. Affects the whole process;
  * plans made before keep theirs. */
 SHEAF_API sheaf_isa sheaf_isa_current(void);
 SHEAF_API sheaf_status sheaf_set_isa(sheaf_isa isa);

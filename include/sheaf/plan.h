@@ -12,7 +12,7 @@
  * A plan is immutable: any number of threads may run one plan at the same time, each with its own workspace. `run`
  * allocates nothing and takes no lock. On the CPU a run that fails leaves its outputs as they were.
  *
- * Letters used below: V rows and D columns of a table, N indices, B bags, S segments.
+ * Extents are exact int64 up to 2^46. Letters used below: V rows and D columns of a table, N indices, B bags, S segments.
  */
 #ifndef SHEAF_PLAN_H
 #define SHEAF_PLAN_H

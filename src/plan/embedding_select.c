@@ -76,8 +76,13 @@ static sheaf_status check_extents(sheaf_embedding_desc *d, int64_t batch)
               d->rows, d->dim, d->indices, d->bags, d->batch);
   SHF_REQUIRE(d->row_begin >= 0 && d->total_rows >= 0, INVALID_PROBLEM,
               "row_begin %" PRId64 ", total_rows %" PRId64 ": neither may be negative", d->row_begin, d->total_rows);
-  SHF_REQUIRE(d->rows < INT64_MAX / 4 && d->dim < INT64_MAX / 4 && d->indices < INT64_MAX / 4 && d->bags < INT64_MAX / 4,
-              INVALID_PROBLEM, "extents beyond 2^61");
+  SHF_REQUIRE(d->rows <= SHF_MAX_EXTENT && d->dim <= SHF_MAX_EXTENT && d->indices <= SHF_MAX_EXTENT &&
+                  d->bags <= SHF_MAX_EXTENT && d->batch <= SHF_MAX_EXTENT && d->total_rows <= SHF_MAX_EXTENT &&
+                  d->row_begin <= SHF_MAX_EXTENT,
+              INVALID_PROBLEM,
+              "rows %" PRId64 ", dim %" PRId64 ", indices %" PRId64 ", bags %" PRId64 ", batch %" PRId64 ", row_begin %" PRId64
+              ", total_rows %" PRId64 ": none may exceed 2^46",
+              d->rows, d->dim, d->indices, d->bags, d->batch, d->row_begin, d->total_rows);
   if (d->total_rows == 0) {
     SHF_REQUIRE(d->row_begin == 0, INVALID_PROBLEM, "row_begin is %" PRId64 " but total_rows is 0 (a whole table)",
                 d->row_begin);

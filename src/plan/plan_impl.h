@@ -11,6 +11,9 @@
 
 enum { SHF_MAX_OPERANDS = 9 };
 
+/* No extent may be larger, so that sums of workspace sizes over extents, levels and threads fit 63 bits. */
+#define SHF_MAX_EXTENT ((int64_t)1 << 46)
+
 /* Operands by position in their args struct. */
 #define SHEAF_X(name) SHF_EMBEDDING_##name,
 enum { SHEAF_EMBEDDING_OPERAND_LIST(SHEAF_X) SHF_EMBEDDING_OPERANDS };

@@ -69,8 +69,11 @@ static sheaf_status check_extents(const sheaf_segment_desc *d, int64_t batch)
   SHF_REQUIRE(d->rows >= 0 && d->dim >= 0 && d->segments >= 0 && d->batch >= 0, INVALID_PROBLEM,
               "rows %" PRId64 ", dim %" PRId64 ", segments %" PRId64 ", batch %" PRId64 ": none may be negative", d->rows,
               d->dim, d->segments, d->batch);
-  SHF_REQUIRE(d->rows < INT64_MAX / 4 && d->dim < INT64_MAX / 4 && d->segments < INT64_MAX / 4, INVALID_PROBLEM,
-              "extents beyond 2^61");
+  SHF_REQUIRE(d->rows <= SHF_MAX_EXTENT && d->dim <= SHF_MAX_EXTENT && d->segments <= SHF_MAX_EXTENT &&
+                  d->batch <= SHF_MAX_EXTENT,
+              INVALID_PROBLEM,
+              "rows %" PRId64 ", dim %" PRId64 ", segments %" PRId64 ", batch %" PRId64 ": none may exceed 2^46", d->rows,
+              d->dim, d->segments, d->batch);
   int64_t data = 16, out = 16;
   SHF_REQUIRE(shf_plan_multiply(&data, d->rows + 1) && shf_plan_multiply(&data, d->dim + 1) && shf_plan_multiply(&data, batch) &&
                   shf_plan_multiply(&out, d->segments + 1) && shf_plan_multiply(&out, d->dim + 1) &&

@@ -6,7 +6,7 @@
 int main(void)
 {
   sheaf_safetensors *file = NULL;
-  if (sheaf_safetensors_open_memory("", 0, &file) == SHEAF_OK) return 1; /* jansson, when linked statically */
+  if (sheaf_safetensors_open_memory("", 0, &file) == SHEAF_OK) return 1;
   if (sheaf_threads() < 1) return 1;                                      /* OpenMP */
   puts(sheaf_version());
   return 0;
