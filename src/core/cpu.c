@@ -32,7 +32,7 @@ static int has_f16c(void)
 }
 #endif
 
-sheaf_isa sheaf_isa_best(void)
+static sheaf_isa detect_isa(void)
 {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -44,6 +44,15 @@ sheaf_isa sheaf_isa_best(void)
 #else
   return SHEAF_ISA_SCALAR;
 #endif
+}
+
+/* Asking the CPU takes microseconds on a virtual machine, so it is asked once. */
+sheaf_isa sheaf_isa_best(void)
+{
+  static atomic_int known = -1;
+  int isa = atomic_load_explicit(&known, memory_order_relaxed);
+  if (isa < 0) atomic_store_explicit(&known, isa = (int)detect_isa(), memory_order_relaxed);
+  return (sheaf_isa)isa;
 }
 
 /* The environment's wish as far as the machine can follow it: an unknown or unavailable set falls back to the best. */

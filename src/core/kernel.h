@@ -51,6 +51,8 @@ typedef struct shf_job {
   int64_t row_begin;
   int64_t total_rows; /* ... of a table of this many */
   int64_t padding;    /* the index that is skipped; -1: none */
+  int64_t ahead;      /* entries whose rows are fetched early; 0: the rows are in the cache, or come in order */
+  int64_t row_bytes;  /* of a source row */
   /* operands */
   shf_matrix source;   /* what is read by row: table, data, gradient of the output */
   shf_matrix index;    /* indices or segment ids */
@@ -65,6 +67,7 @@ typedef struct shf_job {
   /* options */
   int offsets_wide, offsets_end;
   int64_t columns;    /* > 0: groups and payloads are cells of rows this wide, and dim is 1 (max backward) */
+  int stream;         /* apply: the output is too large for the cache and is stored past it */
   int fill;           /* groups without entries are written too */
   int accumulate;     /* add to what the target holds */
   int mean;           /* table gradient: divide by counts[bag] */

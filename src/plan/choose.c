@@ -7,7 +7,7 @@
 #include "core/memory.h"
 #include "plan/plan_impl.h"
 
-sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *given, const char *name)
+sheaf_status shf_plan_check_struct(size_t known_bytes, const void *given, const char *name)
 {
   SHF_REQUIRE(given, INVALID_PROBLEM, "%s is NULL", name);
   size_t size;
@@ -20,6 +20,12 @@ sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *g
     SHF_REQUIRE(bytes[i] == 0, INVALID_PROBLEM,
                 "%s has a nonzero byte at %zu, beyond the %zu that this version (%s) understands", name, i, known_bytes,
                 SHEAF_VERSION_STRING);
+  return SHEAF_OK;
+}
+
+sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *given, const char *name)
+{
+  SHF_TRY(shf_plan_check_struct(known_bytes, given, name));
   memcpy(known, given, known_bytes);
   return SHEAF_OK;
 }

@@ -14,11 +14,11 @@ typedef struct run {
 
 static shf_matrix operand(const run *r, int which) { return r->bound.view[which]; }
 
-static sheaf_status open_args(const sheaf_plan *plan, const sheaf_embedding_args *args, sheaf_embedding_args *known)
+static sheaf_status check_args(const sheaf_plan *plan, const sheaf_embedding_args *args)
 {
   SHF_REQUIRE(plan, INVALID_PROBLEM, "plan is NULL");
   SHF_REQUIRE(plan->category == SHEAF_CATEGORY_EMBEDDING, INVALID_PROBLEM, "this is a plan of the segment family");
-  return shf_plan_copy_struct(known, sizeof *known, args, "args");
+  return shf_plan_check_struct(sizeof *args, args, "args");
 }
 
 /* Operands lie one behind the other in args. */
@@ -26,10 +26,9 @@ static const sheaf_operand *operands_of(const sheaf_embedding_args *args) { retu
 
 sheaf_status sheaf_embedding_can_implement(const sheaf_plan *plan, const sheaf_embedding_args *args)
 {
-  sheaf_embedding_args known;
   shf_bound bound;
-  SHF_TRY(open_args(plan, args, &known));
-  return shf_plan_bind(plan, operands_of(&known), &bound);
+  SHF_TRY(check_args(plan, args));
+  return shf_plan_bind(plan, operands_of(args), &bound);
 }
 
 /* ---- Checks of values ---- */
@@ -105,9 +104,13 @@ static int64_t row_bytes(const run *r) { return sheaf_dtype_row_bytes(r->desc->d
 
 static void run_lookup(const run *r)
 {
+  const sheaf_embedding_desc *d = r->desc;
   shf_job job = index_job(r);
   job.source = operand(r, SHF_EMBEDDING_table);
   job.target = operand(r, SHF_EMBEDDING_out);
+  job.row_bytes = row_bytes(r);
+  job.ahead = shf_plan_ahead(d->rows, job.row_bytes);
+  job.stream = shf_plan_streams(r->plan->batch * d->indices * job.row_bytes);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * row_bytes(r)));
 }
 
@@ -118,6 +121,8 @@ static void run_bags(const run *r)
   job.target = operand(r, SHF_EMBEDDING_out);
   job.arg = operand(r, SHF_EMBEDDING_arg);
   job.fill = 1;
+  job.row_bytes = row_bytes(r);
+  job.ahead = shf_plan_ahead(r->desc->rows, job.row_bytes);
   int64_t bytes = job.entries * (8 + row_bytes(r)) + job.groups * (8 + row_bytes(r));
   run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->reduce, r->plan->row->join, bytes);
 }
@@ -159,7 +164,10 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.by_frequency = d->scale_grad_by_freq;
   if (d->kind == SHEAF_LOOKUP_BACKWARD) job.bag_length = -1;
   if (job.mean) job.counts = divisors(r);
+  job.row_bytes = row_bytes(r);
+  job.ahead = shf_plan_ahead(d->rows, job.row_bytes);
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
+    job.ahead = 0;
     if (!job.accumulate) clear_rows(job.target, r->plan->batch, d->rows, row_bytes(r));
     job.accumulate = 1;
     job.fill = 0;
@@ -232,10 +240,9 @@ sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t
                                  const sheaf_embedding_args *args)
 {
   (void)stream;
-  sheaf_embedding_args known;
-  SHF_TRY(open_args(plan, args, &known));
-  run r = {.plan = plan, .desc = &plan->embedding, .args = &known, .workspace = workspace};
-  SHF_TRY(shf_plan_bind(plan, operands_of(&known), &r.bound));
+  SHF_TRY(check_args(plan, args));
+  run r = {.plan = plan, .desc = &plan->embedding, .args = args, .workspace = workspace};
+  SHF_TRY(shf_plan_bind(plan, operands_of(args), &r.bound));
   SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || r.bound.given[SHF_EMBEDDING_table_grad] ||
                   r.bound.given[SHF_EMBEDDING_weights_grad],
               INVALID_PROBLEM, "neither table_grad nor weights_grad is given: there is nothing to compute");
@@ -259,19 +266,18 @@ sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *groupi
                                             const sheaf_embedding_args *args)
 {
   (void)stream;
-  sheaf_embedding_args known;
-  SHF_TRY(open_args(plan, args, &known));
+  SHF_TRY(check_args(plan, args));
   shf_grouping_spec spec;
   SHF_REQUIRE(shf_plan_embedding_grouping(plan, &spec), INVALID_PROBLEM, "%s needs no grouping",
               sheaf_kind_name(plan->category, plan->row->kind));
   int max_backward = plan->embedding.kind == SHEAF_BAG_MAX_BACKWARD;
-  run r = {.plan = plan, .desc = &plan->embedding, .args = &known};
+  run r = {.plan = plan, .desc = &plan->embedding, .args = args};
   memset(&r.bound, 0, sizeof r.bound);
   /* Only these are looked at: the rest of args may not exist yet. */
   int wanted[] = {max_backward ? SHF_EMBEDDING_arg : SHF_EMBEDDING_indices, SHF_EMBEDDING_offsets};
   for (int i = 0; i < 2; i++) {
     if (plan->spec[wanted[i]].need != SHF_REQUIRED) continue;
-    SHF_TRY(shf_plan_bind_input(plan, wanted[i], &operands_of(&known)[wanted[i]], &r.bound));
+    SHF_TRY(shf_plan_bind_input(plan, wanted[i], &operands_of(args)[wanted[i]], &r.bound));
   }
   SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec), SHEAF_BUFFER_TOO_SMALL));
   SHF_TRY(check_values(&r));

@@ -15,11 +15,19 @@ static int64_t dimension_stride(const DLTensor *t, int i)
   return stride;
 }
 
-/* Bytes of one step of an operand's elements: packed rows are bytes. */
-static int64_t element_bytes(const shf_operand_spec *spec)
+void shf_plan_finish_spec(shf_operand_spec *spec)
 {
   int64_t size = shf_core_dtype_size(spec->dtype);
-  return size ? size : 1;
+  spec->element_bytes = size ? size : 1; /* packed rows are bytes */
+  spec->type = sheaf_dtype_to_dl(spec->dtype);
+}
+
+void shf_plan_finish_specs(sheaf_plan *plan)
+{
+  for (int i = 0; i < plan->operands; i++) {
+    shf_plan_finish_spec(&plan->spec[i]);
+    if (plan->spec[i].need != SHF_NOT_TAKEN) plan->taken[plan->taken_count++] = i;
+  }
 }
 
 static const char *shape_text(const int64_t *shape, int rank, char *buffer, size_t size)
@@ -60,7 +68,7 @@ static sheaf_status check_kind(const shf_operand_spec *spec, const DLTensor *t)
   int device = (int)t->device.device_type;
   if (device != kDLCPU && device != kDLCUDAHost)
     FAIL_OPERAND("%s lies on device type %d; this plan runs on the CPU (%d)", spec->name, device, (int)kDLCPU);
-  DLDataType want = sheaf_dtype_to_dl(spec->dtype);
+  DLDataType want = spec->type;
   if (t->dtype.code != want.code || t->dtype.bits != want.bits || t->dtype.lanes != want.lanes)
     FAIL_OPERAND("%s has DLPack type (code %d, %d bits, %d lanes); %s (code %d, %d bits) is needed", spec->name,
                  t->dtype.code, t->dtype.bits, t->dtype.lanes, sheaf_dtype_name(spec->dtype), want.code, want.bits);
@@ -95,7 +103,7 @@ static int collapse(const DLTensor *t, int first, int last, int64_t count, int64
 static sheaf_status set_strides(const shf_operand_spec *spec, int64_t rows, int64_t batch, int64_t row_step,
                                 int64_t batch_step, shf_matrix *view)
 {
-  int64_t size = element_bytes(spec), width = spec->columns < 0 ? 1 : spec->columns;
+  int64_t size = spec->element_bytes, width = spec->columns < 0 ? 1 : spec->columns;
   if (row_step < 0 || batch_step < 0)
     FAIL_OPERAND("%s has a negative stride (%" PRId64 ")", spec->name, row_step < 0 ? row_step : batch_step);
   if (rows > 1 && row_step < width)
@@ -136,12 +144,28 @@ static sheaf_status check_shape(const sheaf_plan *plan, const shf_operand_spec *
   return set_strides(spec, spec->rows, plan ? plan->batch : 1, row_step, batch_step, view);
 }
 
+/* The usual operand, a plain vector or matrix on the CPU, recognised at once; the checks above find out what is wrong with
+ * any other. They accept what this accepts. */
+static inline int is_usual(const sheaf_plan *plan, const shf_operand_spec *spec, const DLTensor *t, shf_matrix *view)
+{
+  int rank = 1 + (spec->columns >= 0);
+  if (t->device.device_type != kDLCPU || memcmp(&t->dtype, &spec->type, sizeof spec->type) != 0 || t->ndim != rank ||
+      !t->shape || t->shape[0] != spec->rows || spec->matrix || plan->has_batch)
+    return 0;
+  if (rank == 1) {
+    view->row_stride = spec->element_bytes;
+    return !t->strides || t->strides[0] == 1;
+  }
+  view->row_stride = spec->columns * spec->element_bytes;
+  return t->shape[1] == spec->columns && (!t->strides || (t->strides[1] == 1 && t->strides[0] == spec->columns));
+}
+
 /* Bytes from the first element to the end of the last; -1 when they do not fit. */
 static int64_t extent_bytes(const sheaf_plan *plan, const shf_operand_spec *spec, const shf_matrix *view)
 {
   int64_t batch = plan ? plan->batch : 1, width = spec->columns < 0 ? 1 : spec->columns;
   if (batch == 0 || spec->rows == 0 || width == 0) return 0;
-  int64_t rows, problems, row = width * element_bytes(spec), bytes;
+  int64_t rows, problems, row = width * spec->element_bytes, bytes;
   if (__builtin_mul_overflow(spec->rows - 1, view->row_stride, &rows) ||
       __builtin_mul_overflow(batch - 1, view->batch_stride, &problems) || __builtin_add_overflow(rows, problems, &bytes) ||
       __builtin_add_overflow(bytes, row, &bytes))
@@ -149,10 +173,12 @@ static int64_t extent_bytes(const sheaf_plan *plan, const shf_operand_spec *spec
   return bytes;
 }
 
+/* Gives the operand's bytes and, now that they are known to be there, its data. */
 static sheaf_status check_length(const sheaf_plan *plan, const shf_operand_spec *spec, const sheaf_operand *operand,
-                                 shf_matrix *view)
+                                 shf_matrix *view, int64_t *bytes)
 {
   int64_t needed = extent_bytes(plan, spec, view);
+  *bytes = needed;
   if (needed < 0) FAIL_OPERAND("%s spans more than 2^63 bytes", spec->name);
   if (operand->bytes && operand->bytes < (uint64_t)needed) {
     sheaf_error_info info = {.status = SHEAF_BUFFER_TOO_SMALL,
@@ -175,8 +201,8 @@ static sheaf_status check_length(const sheaf_plan *plan, const shf_operand_spec 
 
 static sheaf_status check_alignment(const shf_operand_spec *spec, const shf_matrix *view)
 {
-  int64_t size = element_bytes(spec);
-  if ((uintptr_t)view->data % (uintptr_t)size == 0) return SHEAF_OK;
+  int64_t size = spec->element_bytes; /* a power of two */
+  if (((uintptr_t)view->data & (uintptr_t)(size - 1)) == 0) return SHEAF_OK;
   sheaf_error_info info = {.status = SHEAF_MISALIGNED, .operand = spec->name, .position = -1};
   return shf_core_fail_info(&info, "%s starts at %p, which is not a multiple of %" PRId64 " bytes", spec->name,
                             (void *)view->data, size);
@@ -234,7 +260,7 @@ static int footprints_meet(footprint a, footprint b)
 
 static footprint footprint_of(const shf_operand_spec *spec, const shf_matrix *view, int64_t problem)
 {
-  int64_t size = element_bytes(spec);
+  int64_t size = spec->element_bytes;
   footprint f = {.base = (uintptr_t)(view->data + problem * view->batch_stride)};
   if (spec->columns < 0) {
     f.rows = 1;
@@ -269,17 +295,16 @@ static int operands_meet(const sheaf_plan *plan, const shf_bound *bound, const i
   return 0;
 }
 
-static sheaf_status check_aliasing(const sheaf_plan *plan, const shf_bound *bound)
+/* Operands that are not given have no bytes. */
+static sheaf_status check_aliasing(const sheaf_plan *plan, const shf_bound *bound, const int64_t *bytes)
 {
-  int64_t bytes[SHF_MAX_OPERANDS];
-  for (int i = 0; i < plan->operands; i++)
-    bytes[i] = bound->given[i] ? extent_bytes(plan, &plan->spec[i], &bound->view[i]) : 0;
-  for (int i = 0; i < plan->operands; i++) {
-    const shf_operand_spec *spec = &plan->spec[i];
+  for (int i = 0; i < plan->taken_count; i++) {
+    const shf_operand_spec *spec = &plan->spec[plan->taken[i]];
     if (!spec->output) continue;
-    for (int j = 0; j < plan->operands; j++) {
-      if (j == i || (plan->spec[j].output && j < i) || !operands_meet(plan, bound, bytes, i, j)) continue;
-      FAIL_OPERAND("%s shares memory with %s", spec->name, plan->spec[j].name);
+    for (int j = 0; j < plan->taken_count; j++) {
+      const shf_operand_spec *other = &plan->spec[plan->taken[j]];
+      if (j == i || (other->output && j < i) || !operands_meet(plan, bound, bytes, plan->taken[i], plan->taken[j])) continue;
+      FAIL_OPERAND("%s shares memory with %s", spec->name, other->name);
     }
   }
   return SHEAF_OK;
@@ -292,37 +317,48 @@ static int wants_weights_grad(const sheaf_plan *plan, const sheaf_operand *opera
   return plan->category == SHEAF_CATEGORY_EMBEDDING && operands[SHF_EMBEDDING_weights_grad].tensor;
 }
 
+static sheaf_status not_given(const sheaf_plan *plan, const shf_operand_spec *spec)
+{
+  FAIL_OPERAND("%s needs the operand %s, which is not given", sheaf_kind_name(plan->row->category, plan->row->kind),
+               spec->name);
+}
+
 /* Which operands are given and must be; nothing else is looked at yet. */
 static sheaf_status check_presence(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
-  const char *op = sheaf_kind_name(plan->row->category, plan->row->kind);
-  for (int i = 0; i < plan->operands; i++) {
+  for (int k = 0; k < plan->taken_count; k++) {
+    int i = plan->taken[k], there = operands[i].tensor != NULL;
     const shf_operand_spec *spec = &plan->spec[i];
-    int there = operands[i].tensor != NULL;
+    if (spec->need == SHF_REFUSED) {
+      if (there) FAIL_OPERAND("%s is given, but the description has none (weighted, bag_form)", spec->name);
+      continue;
+    }
     int ignored = spec->need == SHF_WITH_WEIGHTS_GRAD && !wants_weights_grad(plan, operands);
-    int needed = spec->need == SHF_REQUIRED || (spec->need == SHF_WITH_WEIGHTS_GRAD && !ignored);
-    if (needed && !there) FAIL_OPERAND("%s needs the operand %s, which is not given", op, spec->name);
-    if (there && spec->need == SHF_REFUSED)
-      FAIL_OPERAND("%s is given, but the description has none (weighted, bag_form)", spec->name);
-    bound->given[i] = there && !ignored && spec->need != SHF_NOT_TAKEN;
+    if (!there && (spec->need == SHF_REQUIRED || (spec->need == SHF_WITH_WEIGHTS_GRAD && !ignored)))
+      return not_given(plan, spec);
+    bound->given[i] = there && !ignored;
   }
   return SHEAF_OK;
 }
 
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
+  int64_t bytes[SHF_MAX_OPERANDS] = {0};
   memset(bound, 0, sizeof *bound);
   SHF_TRY(check_presence(plan, operands, bound));
-  for (int i = 0; i < plan->operands; i++) {
-    if (!bound->given[i]) continue;
+  for (int k = 0; k < plan->taken_count; k++) {
+    int i = plan->taken[k];
+    if (!bound->given[i] || is_usual(plan, &plan->spec[i], operands[i].tensor, &bound->view[i])) continue;
     SHF_TRY(check_kind(&plan->spec[i], operands[i].tensor));
     SHF_TRY(check_shape(plan, &plan->spec[i], operands[i].tensor, &bound->view[i]));
   }
-  for (int i = 0; i < plan->operands; i++)
-    if (bound->given[i]) SHF_TRY(check_length(plan, &plan->spec[i], &operands[i], &bound->view[i]));
-  for (int i = 0; i < plan->operands; i++)
-    if (bound->given[i]) SHF_TRY(check_alignment(&plan->spec[i], &bound->view[i]));
-  return check_aliasing(plan, bound);
+  for (int k = 0; k < plan->taken_count; k++) {
+    int i = plan->taken[k];
+    if (bound->given[i]) SHF_TRY(check_length(plan, &plan->spec[i], &operands[i], &bound->view[i], &bytes[i]));
+  }
+  for (int k = 0; k < plan->taken_count; k++)
+    if (bytes[plan->taken[k]]) SHF_TRY(check_alignment(&plan->spec[plan->taken[k]], &bound->view[plan->taken[k]]));
+  return check_aliasing(plan, bound, bytes);
 }
 
 /* One operand by itself; plan is NULL outside of plans. */
@@ -332,7 +368,8 @@ static sheaf_status bind_alone(const sheaf_plan *plan, const shf_operand_spec *s
   if (!operand || !operand->tensor) FAIL_OPERAND("%s is not given", spec->name);
   SHF_TRY(check_kind(spec, operand->tensor));
   SHF_TRY(check_shape(plan, spec, operand->tensor, view));
-  SHF_TRY(check_length(plan, spec, operand, view));
+  int64_t bytes;
+  SHF_TRY(check_length(plan, spec, operand, view, &bytes));
   return check_alignment(spec, view);
 }
 

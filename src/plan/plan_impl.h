@@ -38,8 +38,11 @@ typedef struct shf_operand_spec {
   sheaf_dtype dtype;
   int64_t rows, columns; /* columns -1: a vector of `rows` elements */
   int free_shape;        /* any leading shape with `rows` elements in all */
-  int64_t matrix_rows;   /* > 0 or == 0 with matrix set: indices given as [matrix_rows, rows / matrix_rows] */
-  int matrix;
+  int matrix;            /* indices given as [matrix_rows, rows / matrix_rows] */
+  int64_t matrix_rows;
+  /* derived, by shf_plan_finish_spec */
+  DLDataType type;
+  int64_t element_bytes;
 } shf_operand_spec;
 
 /* Where the pieces of a workspace lie, in bytes from its start. */
@@ -61,6 +64,8 @@ struct sheaf_plan {
   shf_layout layout;
   int operands;
   shf_operand_spec spec[SHF_MAX_OPERANDS];
+  int taken_count;             /* the operands that matter to the op, */
+  int taken[SHF_MAX_OPERANDS]; /* in order */
 };
 
 /* Where share `part` of `parts` (up to thousands) of `all` things begins. */
@@ -86,6 +91,9 @@ sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
  * does not understand. Structs start with struct_size. */
 sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *given, const char *name);
 
+/* The same for what is only read: *known points at the caller's struct. */
+sheaf_status shf_plan_check_struct(size_t known_bytes, const void *given, const char *name);
+
 /* Chooses plan->row by category, kind, element, index, preference; needs plan->layout. */
 sheaf_status shf_plan_choose(sheaf_plan *plan, uint16_t kind, sheaf_dtype element, sheaf_dtype index,
                              const sheaf_preference *preference);
@@ -110,6 +118,10 @@ typedef struct shf_bound {
   int given[SHF_MAX_OPERANDS];
 } shf_bound;
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound);
+
+/* Fills in what follows from the rest of the specs. */
+void shf_plan_finish_spec(shf_operand_spec *spec);
+void shf_plan_finish_specs(sheaf_plan *plan);
 
 /* The same for one required input of a plan, alone. */
 sheaf_status shf_plan_bind_input(const sheaf_plan *plan, int which, const sheaf_operand *operand, shf_bound *bound);
@@ -154,6 +166,13 @@ void shf_plan_parallel(int threads, shf_task *task, void *context);
 
 /* Threads worth waking for this many bytes of traffic, at most `limit`. */
 int shf_plan_worth(int64_t bytes, int limit);
+
+/* How far ahead rows of a random walk are fetched: by so many bytes that memory is kept busy. Nothing for rows that all fit
+ * the cache, where asking costs more than it brings. */
+int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes);
+
+/* Whether an output of so many bytes is better stored past the cache. */
+int shf_plan_streams(int64_t bytes);
 
 /* How a stage's entries are ordered into groups. */
 typedef enum shf_axis { SHF_BY_ENTRIES, SHF_BY_OFFSETS, SHF_BY_IDS, SHF_BY_GROUPED } shf_axis;

@@ -24,6 +24,8 @@ static sheaf_status bind_pair(sheaf_dtype dtype, const sheaf_operand *rows, cons
               pair->dim);
   shf_operand_spec plain = {.name = "rows", .output = !pack, .dtype = SHEAF_F32, .rows = pair->count, .columns = pair->dim};
   shf_operand_spec bytes = {.name = "packed", .output = pack, .dtype = SHEAF_U8, .rows = pair->count, .columns = width};
+  shf_plan_finish_spec(&plain);
+  shf_plan_finish_spec(&bytes);
   SHF_TRY(shf_plan_bind_one(&plain, rows, &pair->rows));
   SHF_TRY(shf_plan_bind_one(&bytes, packed, &pair->packed));
   SHF_REQUIRE(!shf_plan_specs_meet(&plain, &pair->rows, &bytes, &pair->packed), INVALID_PROBLEM,

@@ -16,11 +16,11 @@ typedef struct run {
 static shf_matrix operand(const run *r, int which) { return r->bound.view[which]; }
 static int wide(const run *r) { return r->desc->index_dtype == SHEAF_I64; }
 
-static sheaf_status open_args(const sheaf_plan *plan, const sheaf_segment_args *args, sheaf_segment_args *known)
+static sheaf_status check_args(const sheaf_plan *plan, const sheaf_segment_args *args)
 {
   SHF_REQUIRE(plan, INVALID_PROBLEM, "plan is NULL");
   SHF_REQUIRE(plan->category == SHEAF_CATEGORY_SEGMENT, INVALID_PROBLEM, "this is a plan of the embedding family");
-  return shf_plan_copy_struct(known, sizeof *known, args, "args");
+  return shf_plan_check_struct(sizeof *args, args, "args");
 }
 
 /* Operands lie one behind the other in args. */
@@ -28,10 +28,9 @@ static const sheaf_operand *operands_of(const sheaf_segment_args *args) { return
 
 sheaf_status sheaf_segment_can_implement(const sheaf_plan *plan, const sheaf_segment_args *args)
 {
-  sheaf_segment_args known;
   shf_bound bound;
-  SHF_TRY(open_args(plan, args, &known));
-  return shf_plan_bind(plan, operands_of(&known), &bound);
+  SHF_TRY(check_args(plan, args));
+  return shf_plan_bind(plan, operands_of(args), &bound);
 }
 
 static sheaf_status check_values(const run *r)
@@ -88,7 +87,11 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
 /* Reduces by runs of sorted ids, or by grouped entries. */
 static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped, shf_part_fn *part, shf_join_fn *join)
 {
-  if (grouped) job->grouped = *grouped;
+  if (grouped) {
+    job->grouped = *grouped;
+    job->row_bytes = row_bytes(r);
+    job->ahead = shf_plan_ahead(r->desc->rows, job->row_bytes);
+  }
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
 }
@@ -213,6 +216,7 @@ static void run_backward(const run *r, const shf_grouped *grouped)
     job.counts = own_rows(r, at->counts, r->plan->acc_bytes);
   }
   if (r->traits->reduce == SHF_REDUCE_MEAN) job.counts = count_rows(r);
+  job.stream = shf_plan_streams(r->plan->batch * r->desc->rows * row_bytes(r));
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL);
 }
 
@@ -235,11 +239,10 @@ sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t w
                                const sheaf_segment_args *args)
 {
   (void)stream;
-  sheaf_segment_args known;
-  SHF_TRY(open_args(plan, args, &known));
-  run r = {.plan = plan, .desc = &plan->segment, .args = &known, .workspace = workspace};
+  SHF_TRY(check_args(plan, args));
+  run r = {.plan = plan, .desc = &plan->segment, .args = args, .workspace = workspace};
   r.traits = shf_plan_segment_traits(r.desc->kind);
-  SHF_TRY(shf_plan_bind(plan, operands_of(&known), &r.bound));
+  SHF_TRY(shf_plan_bind(plan, operands_of(args), &r.bound));
   SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(check_values(&r));
   shf_grouped memory;
@@ -256,14 +259,13 @@ sheaf_status sheaf_segment_grouping_build(const sheaf_plan *plan, void *grouping
                                           const sheaf_segment_args *args)
 {
   (void)stream;
-  sheaf_segment_args known;
-  SHF_TRY(open_args(plan, args, &known));
+  SHF_TRY(check_args(plan, args));
   shf_grouping_spec spec;
   SHF_REQUIRE(shf_plan_segment_grouping(plan, &spec), INVALID_PROBLEM, "%s needs no grouping as it is described",
               sheaf_kind_name(plan->category, plan->row->kind));
-  run r = {.plan = plan, .desc = &plan->segment, .args = &known};
+  run r = {.plan = plan, .desc = &plan->segment, .args = args};
   r.traits = shf_plan_segment_traits(r.desc->kind);
-  SHF_TRY(shf_plan_bind_input(plan, SHF_SEGMENT_ids, &known.ids, &r.bound));
+  SHF_TRY(shf_plan_bind_input(plan, SHF_SEGMENT_ids, &args->ids, &r.bound));
   SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec), SHEAF_BUFFER_TOO_SMALL));
   SHF_TRY(check_values(&r));
   spec.index = operand(&r, SHF_SEGMENT_ids);

@@ -62,6 +62,17 @@ int shf_plan_worth(int64_t bytes, int limit)
   return shares < limit ? (int)shares : limit;
 }
 
+enum { CACHED_BYTES = 1 << 20, AHEAD_BYTES = 16 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 64, STREAM_BYTES = 8 << 20 };
+
+int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes)
+{
+  if (row_bytes == 0 || rows <= CACHED_BYTES / row_bytes) return 0;
+  int64_t ahead = AHEAD_BYTES / row_bytes;
+  return ahead < AHEAD_LEAST ? AHEAD_LEAST : ahead > AHEAD_MOST ? AHEAD_MOST : ahead;
+}
+
+int shf_plan_streams(int64_t bytes) { return bytes >= STREAM_BYTES; }
+
 int64_t shf_plan_slots(int64_t entries_of_batch, int64_t entries, int threads)
 {
   return threads > 1 && entries > SHF_CHUNK ? entries_of_batch / SHF_CHUNK + 1 + threads : 0;

@@ -192,4 +192,11 @@ FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes)
     _mm256_storeu_si256((void *)(to + bytes - 32), _mm256_loadu_si256((const void *)(from + bytes - 32)));
 }
 
+FORCE_INLINE void bytes_stream(char *to, const char *from, int64_t bytes)
+{
+  for (int64_t at = 0; at < bytes; at += 32)
+    _mm256_stream_si256((void *)(to + at), _mm256_loadu_si256((const void *)(from + at)));
+}
+FORCE_INLINE void stream_end(void) { _mm_sfence(); }
+
 #endif

@@ -171,4 +171,10 @@ FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes)
   }
 }
 
+FORCE_INLINE void bytes_stream(char *to, const char *from, int64_t bytes)
+{
+  for (int64_t at = 0; at < bytes; at += 64) _mm512_stream_si512((void *)(to + at), _mm512_loadu_si512(from + at));
+}
+FORCE_INLINE void stream_end(void) { _mm_sfence(); }
+
 #endif

@@ -85,4 +85,8 @@ FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes) { r
 /* Copies `bytes` bytes between buffers that do not overlap. */
 FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
 
+/* The same past the caches: `to` and `bytes` are multiples of 64. The writer calls stream_end when it is done. */
+FORCE_INLINE void bytes_stream(char *to, const char *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
+FORCE_INLINE void stream_end(void) {}
+
 #endif
