@@ -145,10 +145,26 @@ static void run_divisors(const run *r)
 }
 
 /* Clears a gradient whose groups are cells: cheaper by rows than cell by cell. */
-static void clear_rows(shf_matrix rows, int64_t batch, int64_t count, int64_t bytes)
+typedef struct clear_task {
+  shf_matrix rows;
+  int64_t problems, count, bytes;
+  int threads;
+} clear_task;
+
+static void clear_share(void *context, int thread)
 {
-  for (int64_t p = 0; p < batch; p++)
-    for (int64_t i = 0; i < count; i++) memset(rows.data + p * rows.batch_stride + i * rows.row_stride, 0, (size_t)bytes);
+  const clear_task *task = context;
+  int64_t all = task->problems * task->count, last = shf_plan_share(all, thread + 1, task->threads);
+  for (int64_t i = shf_plan_share(all, thread, task->threads); i < last; i++)
+    memset(task->rows.data + i / task->count * task->rows.batch_stride + i % task->count * task->rows.row_stride, 0,
+           (size_t)task->bytes);
+}
+
+static void clear_table_grad(const run *r)
+{
+  clear_task task = {operand(r, SHF_EMBEDDING_table_grad), r->plan->batch, r->desc->rows, row_bytes(r), 1};
+  task.threads = shf_plan_worth(task.problems * task.count * task.bytes, r->plan->threads);
+  shf_plan_parallel(task.threads, clear_share, &task);
 }
 
 static void run_table_grad(const run *r, const shf_grouped *grouped)
@@ -168,7 +184,7 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.ahead = shf_plan_ahead(d->rows, job.row_bytes);
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
     job.ahead = 0;
-    if (!job.accumulate) clear_rows(job.target, r->plan->batch, d->rows, row_bytes(r));
+    if (!job.accumulate) clear_table_grad(r);
     job.accumulate = 1;
     job.fill = 0;
     job.columns = d->dim;

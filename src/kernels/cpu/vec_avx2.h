@@ -10,69 +10,67 @@
 #define VEC_ISA avx2
 #define VEC_ARCH SHEAF_ARCH_AVX2
 
+/* Words that differ between float and double only in the suffix of their instruction. */
 #if ELEMENT_WIDE
 enum { VEC_LANES = 4 };
 typedef __m256d vec;
-typedef __m256i vint;
-typedef __m256d vmask;
-
-FORCE_INLINE __m256i first_lanes(int lanes)
-{
-  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(lanes), _mm256_setr_epi64x(0, 1, 2, 3));
-}
-FORCE_INLINE vec vec_zero(void) { return _mm256_setzero_pd(); }
-FORCE_INLINE vec vec_splat(acc x) { return _mm256_set1_pd(x); }
-FORCE_INLINE vec vec_load(const acc *p) { return _mm256_loadu_pd(p); }
-FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm256_maskload_pd(p, first_lanes(lanes)); }
-FORCE_INLINE void vec_store(acc *p, vec x) { _mm256_storeu_pd(p, x); }
-FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm256_maskstore_pd(p, first_lanes(lanes), x); }
-FORCE_INLINE vec vec_add(vec a, vec b) { return _mm256_add_pd(a, b); }
-FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_pd(a, b); }
-FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_pd(a, b); }
-FORCE_INLINE vec vec_div(vec a, vec b) { return _mm256_div_pd(a, b); }
-FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_pd(a, b, c); }
+#define FLOAT_WORD(word) _mm256_##word##_pd
+#define INT_WORD(word) _mm256_##word##_epi64
+#define FLOAT_OF_INT(x) _mm256_castsi256_pd(x)
+#define INT_OF_FLOAT(x) _mm256_castpd_si256(x)
 #define VEC_COMPARE(a, b, how) _mm256_cmp_pd(a, b, how)
-#define VEC_AND(a, b) _mm256_and_pd(a, b)
-#define VEC_OR(a, b) _mm256_or_pd(a, b)
-FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm256_blendv_pd(no, yes, m); }
-FORCE_INLINE vint vint_splat(lane_int x) { return _mm256_set1_epi64x(x); }
-FORCE_INLINE vint vint_add(vint a, vint b) { return _mm256_add_epi64(a, b); }
-FORCE_INLINE vint vint_select(vmask m, vint yes, vint no)
-{
-  return _mm256_castpd_si256(_mm256_blendv_pd(_mm256_castsi256_pd(no), _mm256_castsi256_pd(yes), m));
-}
+FORCE_INLINE __m256i vint_splat(lane_int x) { return _mm256_set1_epi64x(x); }
+FORCE_INLINE __m256i lane_numbers(void) { return _mm256_setr_epi64x(0, 1, 2, 3); }
 #else
 enum { VEC_LANES = 8 };
 typedef __m256 vec;
-typedef __m256i vint;
-typedef __m256 vmask;
-
-FORCE_INLINE __m256i first_lanes(int lanes)
-{
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-FORCE_INLINE vec vec_zero(void) { return _mm256_setzero_ps(); }
-FORCE_INLINE vec vec_splat(acc x) { return _mm256_set1_ps(x); }
-FORCE_INLINE vec vec_load(const acc *p) { return _mm256_loadu_ps(p); }
-FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm256_maskload_ps(p, first_lanes(lanes)); }
-FORCE_INLINE void vec_store(acc *p, vec x) { _mm256_storeu_ps(p, x); }
-FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm256_maskstore_ps(p, first_lanes(lanes), x); }
-FORCE_INLINE vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
-FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
-FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
-FORCE_INLINE vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
-FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+#define FLOAT_WORD(word) _mm256_##word##_ps
+#define INT_WORD(word) _mm256_##word##_epi32
+#define FLOAT_OF_INT(x) _mm256_castsi256_ps(x)
+#define INT_OF_FLOAT(x) _mm256_castps_si256(x)
 #define VEC_COMPARE(a, b, how) _mm256_cmp_ps(a, b, how)
-#define VEC_AND(a, b) _mm256_and_ps(a, b)
-#define VEC_OR(a, b) _mm256_or_ps(a, b)
-FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm256_blendv_ps(no, yes, m); }
-FORCE_INLINE vint vint_splat(lane_int x) { return _mm256_set1_epi32(x); }
-FORCE_INLINE vint vint_add(vint a, vint b) { return _mm256_add_epi32(a, b); }
+FORCE_INLINE __m256i vint_splat(lane_int x) { return _mm256_set1_epi32(x); }
+FORCE_INLINE __m256i lane_numbers(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+#endif
+typedef __m256i vint;
+typedef vec vmask;
+
+FORCE_INLINE vint first_lanes(int lanes) { return INT_WORD(cmpgt)(vint_splat(lanes), lane_numbers()); }
+FORCE_INLINE vec vec_zero(void) { return FLOAT_WORD(setzero)(); }
+FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
+FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return FLOAT_WORD(maskload)(p, first_lanes(lanes)); }
+FORCE_INLINE void vec_store(acc *p, vec x) { FLOAT_WORD(storeu)(p, x); }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { FLOAT_WORD(maskstore)(p, first_lanes(lanes), x); }
+FORCE_INLINE vec vec_add(vec a, vec b) { return FLOAT_WORD(add)(a, b); }
+FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
+FORCE_INLINE vec vec_mul(vec a, vec b) { return FLOAT_WORD(mul)(a, b); }
+FORCE_INLINE vec vec_div(vec a, vec b) { return FLOAT_WORD(div)(a, b); }
+FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return FLOAT_WORD(fmadd)(a, b, c); }
+FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return FLOAT_WORD(blendv)(no, yes, m); }
+FORCE_INLINE vint vint_add(vint a, vint b) { return INT_WORD(add)(a, b); }
 FORCE_INLINE vint vint_select(vmask m, vint yes, vint no)
 {
-  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(no), _mm256_castsi256_ps(yes), m));
+  return INT_OF_FLOAT(vec_select(m, FLOAT_OF_INT(yes), FLOAT_OF_INT(no)));
 }
+FORCE_INLINE void vint_store(lane_int *p, vint x) { _mm256_storeu_si256((void *)p, x); }
 
+FORCE_INLINE vmask vec_above(vec x, vec best)
+{
+  return FLOAT_WORD(and)(VEC_COMPARE(x, best, _CMP_NLE_UQ), VEC_COMPARE(best, best, _CMP_ORD_Q));
+}
+FORCE_INLINE vmask vec_below(vec x, vec best)
+{
+  return FLOAT_WORD(and)(VEC_COMPARE(x, best, _CMP_NGE_UQ), VEC_COMPARE(best, best, _CMP_ORD_Q));
+}
+FORCE_INLINE vmask vec_same(vec a, vec b)
+{
+  vmask both_nan = FLOAT_WORD(and)(VEC_COMPARE(a, a, _CMP_UNORD_Q), VEC_COMPARE(b, b, _CMP_UNORD_Q));
+  return FLOAT_WORD(or)(VEC_COMPARE(a, b, _CMP_EQ_OQ), both_nan);
+}
+FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
+
+#if !ELEMENT_WIDE
 /* AVX2 has no masks for 16-bit and 8-bit lanes: a part goes through a buffer. */
 FORCE_INLINE __m128i part_load(const void *p, int bytes)
 {
@@ -162,22 +160,6 @@ FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
   return nibbles_widen(part_load(row + column / 2, (lanes + 1) / 2));
 }
 #endif
-
-FORCE_INLINE vmask vec_above(vec x, vec best)
-{
-  return VEC_AND(VEC_COMPARE(x, best, _CMP_NLE_UQ), VEC_COMPARE(best, best, _CMP_ORD_Q));
-}
-FORCE_INLINE vmask vec_below(vec x, vec best)
-{
-  return VEC_AND(VEC_COMPARE(x, best, _CMP_NGE_UQ), VEC_COMPARE(best, best, _CMP_ORD_Q));
-}
-FORCE_INLINE vmask vec_same(vec a, vec b)
-{
-  vmask both_nan = VEC_AND(VEC_COMPARE(a, a, _CMP_UNORD_Q), VEC_COMPARE(b, b, _CMP_UNORD_Q));
-  return VEC_OR(VEC_COMPARE(a, b, _CMP_EQ_OQ), both_nan);
-}
-FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
-FORCE_INLINE void vint_store(lane_int *p, vint x) { _mm256_storeu_si256((void *)p, x); }
 
 FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes)
 {

@@ -10,53 +10,57 @@
 #define VEC_ISA avx512
 #define VEC_ARCH SHEAF_ARCH_AVX512
 
+/* Words that differ between float and double only in the suffix of their instruction. */
 #if ELEMENT_WIDE
 enum { VEC_LANES = 8 };
 typedef __m512d vec;
-typedef __m512i vint;
 typedef __mmask8 vmask;
-
-FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
-FORCE_INLINE vec vec_zero(void) { return _mm512_setzero_pd(); }
-FORCE_INLINE vec vec_splat(acc x) { return _mm512_set1_pd(x); }
-FORCE_INLINE vec vec_load(const acc *p) { return _mm512_loadu_pd(p); }
-FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm512_maskz_loadu_pd(first_lanes(lanes), p); }
-FORCE_INLINE void vec_store(acc *p, vec x) { _mm512_storeu_pd(p, x); }
-FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm512_mask_storeu_pd(p, first_lanes(lanes), x); }
-FORCE_INLINE vec vec_add(vec a, vec b) { return _mm512_add_pd(a, b); }
-FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_pd(a, b); }
-FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_pd(a, b); }
-FORCE_INLINE vec vec_div(vec a, vec b) { return _mm512_div_pd(a, b); }
-FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_pd(a, b, c); }
+#define FLOAT_WORD(word) _mm512_##word##_pd
+#define INT_WORD(word) _mm512_##word##_epi64
 #define VEC_COMPARE(a, b, how) _mm512_cmp_pd_mask(a, b, how)
-FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm512_mask_blend_pd(m, no, yes); }
-FORCE_INLINE vint vint_splat(lane_int x) { return _mm512_set1_epi64(x); }
-FORCE_INLINE vint vint_add(vint a, vint b) { return _mm512_add_epi64(a, b); }
-FORCE_INLINE vint vint_select(vmask m, vint yes, vint no) { return _mm512_mask_blend_epi64(m, no, yes); }
 #else
 enum { VEC_LANES = 16 };
 typedef __m512 vec;
-typedef __m512i vint;
 typedef __mmask16 vmask;
+#define FLOAT_WORD(word) _mm512_##word##_ps
+#define INT_WORD(word) _mm512_##word##_epi32
+#define VEC_COMPARE(a, b, how) _mm512_cmp_ps_mask(a, b, how)
+#endif
+typedef __m512i vint;
 
 FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
-FORCE_INLINE vec vec_zero(void) { return _mm512_setzero_ps(); }
-FORCE_INLINE vec vec_splat(acc x) { return _mm512_set1_ps(x); }
-FORCE_INLINE vec vec_load(const acc *p) { return _mm512_loadu_ps(p); }
-FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return _mm512_maskz_loadu_ps(first_lanes(lanes), p); }
-FORCE_INLINE void vec_store(acc *p, vec x) { _mm512_storeu_ps(p, x); }
-FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { _mm512_mask_storeu_ps(p, first_lanes(lanes), x); }
-FORCE_INLINE vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
-FORCE_INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
-FORCE_INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
-FORCE_INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
-FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
-#define VEC_COMPARE(a, b, how) _mm512_cmp_ps_mask(a, b, how)
-FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return _mm512_mask_blend_ps(m, no, yes); }
-FORCE_INLINE vint vint_splat(lane_int x) { return _mm512_set1_epi32(x); }
-FORCE_INLINE vint vint_add(vint a, vint b) { return _mm512_add_epi32(a, b); }
-FORCE_INLINE vint vint_select(vmask m, vint yes, vint no) { return _mm512_mask_blend_epi32(m, no, yes); }
+FORCE_INLINE vec vec_zero(void) { return FLOAT_WORD(setzero)(); }
+FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
+FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return FLOAT_WORD(maskz_loadu)(first_lanes(lanes), p); }
+FORCE_INLINE void vec_store(acc *p, vec x) { FLOAT_WORD(storeu)(p, x); }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { FLOAT_WORD(mask_storeu)(p, first_lanes(lanes), x); }
+FORCE_INLINE vec vec_add(vec a, vec b) { return FLOAT_WORD(add)(a, b); }
+FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
+FORCE_INLINE vec vec_mul(vec a, vec b) { return FLOAT_WORD(mul)(a, b); }
+FORCE_INLINE vec vec_div(vec a, vec b) { return FLOAT_WORD(div)(a, b); }
+FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return FLOAT_WORD(fmadd)(a, b, c); }
+FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return FLOAT_WORD(mask_blend)(m, no, yes); }
+FORCE_INLINE vint vint_splat(lane_int x) { return INT_WORD(set1)(x); }
+FORCE_INLINE vint vint_add(vint a, vint b) { return INT_WORD(add)(a, b); }
+FORCE_INLINE vint vint_select(vmask m, vint yes, vint no) { return INT_WORD(mask_blend)(m, no, yes); }
+FORCE_INLINE void vint_store(lane_int *p, vint x) { _mm512_storeu_si512(p, x); }
 
+FORCE_INLINE vmask vec_above(vec x, vec best)
+{
+  return VEC_COMPARE(x, best, _CMP_NLE_UQ) & VEC_COMPARE(best, best, _CMP_ORD_Q);
+}
+FORCE_INLINE vmask vec_below(vec x, vec best)
+{
+  return VEC_COMPARE(x, best, _CMP_NGE_UQ) & VEC_COMPARE(best, best, _CMP_ORD_Q);
+}
+FORCE_INLINE vmask vec_same(vec a, vec b)
+{
+  return VEC_COMPARE(a, b, _CMP_EQ_OQ) | (VEC_COMPARE(a, a, _CMP_UNORD_Q) & VEC_COMPARE(b, b, _CMP_UNORD_Q));
+}
+FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
+
+#if !ELEMENT_WIDE
 FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
 FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes)
 {
@@ -146,21 +150,6 @@ FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
   return nibbles_widen(_mm_maskz_loadu_epi8(first_lanes((lanes + 1) / 2), row + column / 2));
 }
 #endif
-
-FORCE_INLINE vmask vec_above(vec x, vec best)
-{
-  return VEC_COMPARE(x, best, _CMP_NLE_UQ) & VEC_COMPARE(best, best, _CMP_ORD_Q);
-}
-FORCE_INLINE vmask vec_below(vec x, vec best)
-{
-  return VEC_COMPARE(x, best, _CMP_NGE_UQ) & VEC_COMPARE(best, best, _CMP_ORD_Q);
-}
-FORCE_INLINE vmask vec_same(vec a, vec b)
-{
-  return VEC_COMPARE(a, b, _CMP_EQ_OQ) | (VEC_COMPARE(a, a, _CMP_UNORD_Q) & VEC_COMPARE(b, b, _CMP_UNORD_Q));
-}
-FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
-FORCE_INLINE void vint_store(lane_int *p, vint x) { _mm512_storeu_si512(p, x); }
 
 FORCE_INLINE void bytes_copy(char *to, const char *from, int64_t bytes)
 {
