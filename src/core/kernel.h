@@ -53,6 +53,7 @@ typedef struct shf_job {
   int64_t padding;    /* the index that is skipped; -1: none */
   int64_t ahead;      /* entries whose rows are fetched early; 0: the rows are in the cache, or come in order */
   int64_t row_bytes;  /* of a source row */
+  int fetch_source;   /* table gradient: rows of the source are fetched early too, not only those of the target */
   /* operands */
   shf_matrix source;   /* what is read by row: table, data, gradient of the output */
   shf_matrix index;    /* indices or segment ids */

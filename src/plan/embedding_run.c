@@ -182,6 +182,7 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   if (job.mean) job.counts = divisors(r);
   job.row_bytes = row_bytes(r);
   job.ahead = shf_plan_ahead(d->rows, job.row_bytes);
+  job.fetch_source = shf_plan_ahead(d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags, job.row_bytes) > 0;
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
     job.ahead = 0;
     if (!job.accumulate) clear_table_grad(r);

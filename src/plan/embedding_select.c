@@ -25,7 +25,7 @@ static int is_index(sheaf_dtype dtype) { return dtype == SHEAF_I32 || dtype == S
 static sheaf_status check_types(sheaf_embedding_desc *d)
 {
   const char *op = sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)d->kind);
-  SHF_REQUIRE(op && (int)d->kind >= 0, INVALID_PROBLEM, "kind %d: the embedding family has 0 to 7", (int)d->kind);
+  SHF_REQUIRE(op && (unsigned)d->kind <= UINT16_MAX, INVALID_PROBLEM, "kind %d: the embedding family has 0 to 7", (int)d->kind);
   SHF_REQUIRE(d->dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: dtype is not set", op);
   SHF_REQUIRE(d->index_dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: index_dtype is not set", op);
   SHF_REQUIRE(is_float(d->dtype) || is_quantised(d->dtype), UNSUPPORTED,

@@ -42,7 +42,7 @@ int shf_plan_segment_prepares(const sheaf_segment_desc *d)
 static sheaf_status check_desc(sheaf_segment_desc *d)
 {
   const char *op = sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)d->kind);
-  SHF_REQUIRE(op && (int)d->kind >= 0, INVALID_PROBLEM, "kind %d: the segment family has 0 to 19", (int)d->kind);
+  SHF_REQUIRE(op && (unsigned)d->kind <= UINT16_MAX, INVALID_PROBLEM, "kind %d: the segment family has 0 to 19", (int)d->kind);
   SHF_REQUIRE(d->dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: dtype is not set", op);
   SHF_REQUIRE(d->index_dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: index_dtype is not set", op);
   SHF_REQUIRE(d->dtype == SHEAF_F32 || d->dtype == SHEAF_F64 || d->dtype == SHEAF_F16 || d->dtype == SHEAF_BF16, UNSUPPORTED,
