@@ -24,11 +24,20 @@ static sheaf_status check_args(const sheaf_plan *plan, const sheaf_embedding_arg
 /* Operands lie one behind the other in args. */
 static const sheaf_operand *operands_of(const sheaf_embedding_args *args) { return &args->table; }
 
+static sheaf_status bind(const sheaf_plan *plan, const sheaf_embedding_args *args, shf_bound *bound)
+{
+  SHF_TRY(shf_plan_bind(plan, operands_of(args), bound));
+  SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || bound->given[SHF_EMBEDDING_table_grad] ||
+                  bound->given[SHF_EMBEDDING_weights_grad],
+              INVALID_PROBLEM, "neither table_grad nor weights_grad is given: there is nothing to compute");
+  return SHEAF_OK;
+}
+
 sheaf_status sheaf_embedding_can_implement(const sheaf_plan *plan, const sheaf_embedding_args *args)
 {
   shf_bound bound;
   SHF_TRY(check_args(plan, args));
-  return shf_plan_bind(plan, operands_of(args), &bound);
+  return bind(plan, args, &bound);
 }
 
 /* ---- Checks of values ---- */
@@ -60,16 +69,17 @@ static sheaf_status check_values(const run *r)
 /* ---- Stages ---- */
 
 /* What every stage over indices has in common. */
-static shf_job index_job(const run *r)
+static void index_job(const run *r, shf_job *job)
 {
   const sheaf_embedding_desc *d = r->desc;
   int matrix = d->bag_form == SHEAF_BAGS_MATRIX;
   int keeps_padding = d->kind == SHEAF_LOOKUP && d->padding == SHEAF_PADDING_ROW;
-  shf_job job = {.dim = d->dim,
+  *job = (shf_job){.dim = d->dim,
                  .entries = d->indices,
                  .groups = d->bags,
                  .bag_length = matrix ? (d->bags ? d->indices / d->bags : 0) : -1,
                  .rows = d->rows,
+                 .row_bytes = r->plan->row_bytes,
                  .row_begin = d->row_begin,
                  .total_rows = d->total_rows,
                  .padding = d->has_padding && !keeps_padding ? d->padding_idx : -1,
@@ -82,7 +92,6 @@ static shf_job index_job(const run *r)
                  .mean = d->kind == SHEAF_BAG_MEAN || d->kind == SHEAF_BAG_MEAN_BACKWARD,
                  .partials = r->workspace + r->plan->layout.partials,
                  .slot_bytes = r->plan->layout.slot_bytes};
-  return job;
 }
 
 static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join, int64_t bytes)
@@ -99,31 +108,28 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
   shf_plan_run_stage(&stage);
 }
 
-/* Bytes of a row, for estimating traffic. */
-static int64_t row_bytes(const run *r) { return sheaf_dtype_row_bytes(r->desc->dtype, r->desc->dim); }
-
 static void run_lookup(const run *r)
 {
   const sheaf_embedding_desc *d = r->desc;
-  shf_job job = index_job(r);
+  shf_job job;
+  index_job(r, &job);
   job.source = operand(r, SHF_EMBEDDING_table);
   job.target = operand(r, SHF_EMBEDDING_out);
-  job.row_bytes = row_bytes(r);
-  job.ahead = shf_plan_ahead(d->rows, job.row_bytes);
+  job.ahead = r->plan->ahead;
   job.stream = shf_plan_streams(r->plan->batch * d->indices * job.row_bytes);
-  run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * row_bytes(r)));
+  run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * r->plan->row_bytes));
 }
 
 static void run_bags(const run *r)
 {
-  shf_job job = index_job(r);
+  shf_job job;
+  index_job(r, &job);
   job.source = operand(r, SHF_EMBEDDING_table);
   job.target = operand(r, SHF_EMBEDDING_out);
   job.arg = operand(r, SHF_EMBEDDING_arg);
   job.fill = 1;
-  job.row_bytes = row_bytes(r);
-  job.ahead = shf_plan_ahead(r->desc->rows, job.row_bytes);
-  int64_t bytes = job.entries * (8 + row_bytes(r)) + job.groups * (8 + row_bytes(r));
+  job.ahead = r->plan->ahead;
+  int64_t bytes = job.entries * (8 + r->plan->row_bytes) + job.groups * (8 + r->plan->row_bytes);
   run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->reduce, r->plan->row->join, bytes);
 }
 
@@ -136,7 +142,8 @@ static shf_matrix divisors(const run *r)
 /* Mean backward needs what each bag was divided by. */
 static void run_divisors(const run *r)
 {
-  shf_job job = index_job(r);
+  shf_job job;
+  index_job(r, &job);
   job.dim = 0;
   job.target = divisors(r);
   job.target_is_acc = 1;
@@ -162,7 +169,7 @@ static void clear_share(void *context, int thread)
 
 static void clear_table_grad(const run *r)
 {
-  clear_task task = {operand(r, SHF_EMBEDDING_table_grad), r->plan->batch, r->desc->rows, row_bytes(r), 1};
+  clear_task task = {operand(r, SHF_EMBEDDING_table_grad), r->plan->batch, r->desc->rows, r->plan->row_bytes, 1};
   task.threads = shf_plan_worth(task.problems * task.count * task.bytes, r->plan->threads);
   shf_plan_parallel(task.threads, clear_share, &task);
 }
@@ -170,7 +177,8 @@ static void clear_table_grad(const run *r)
 static void run_table_grad(const run *r, const shf_grouped *grouped)
 {
   const sheaf_embedding_desc *d = r->desc;
-  shf_job job = index_job(r);
+  shf_job job;
+  index_job(r, &job);
   job.groups = d->rows;
   job.source = operand(r, SHF_EMBEDDING_grad_out);
   job.target = operand(r, SHF_EMBEDDING_table_grad);
@@ -180,8 +188,7 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.by_frequency = d->scale_grad_by_freq;
   if (d->kind == SHEAF_LOOKUP_BACKWARD) job.bag_length = -1;
   if (job.mean) job.counts = divisors(r);
-  job.row_bytes = row_bytes(r);
-  job.ahead = shf_plan_ahead(d->rows, job.row_bytes);
+  job.ahead = r->plan->ahead;
   job.fetch_source = shf_plan_ahead(d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags, job.row_bytes) > 0;
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
     job.ahead = 0;
@@ -193,19 +200,20 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
     job.entries = d->bags * d->dim;
     job.groups = d->rows * d->dim;
   }
-  int64_t bytes = job.entries * (8 + sheaf_dtype_row_bytes(d->dtype, job.dim)) + (job.fill ? job.groups * row_bytes(r) : 0);
+  int64_t bytes = job.entries * (8 + sheaf_dtype_row_bytes(d->dtype, job.dim)) + (job.fill ? job.groups * r->plan->row_bytes : 0);
   run_stage(r, &job, SHF_BY_GROUPED, r->plan->row->reduce, r->plan->row->join, bytes);
 }
 
 static void run_weights_grad(const run *r)
 {
-  shf_job job = index_job(r);
+  shf_job job;
+  index_job(r, &job);
   job.source = operand(r, SHF_EMBEDDING_table);
   job.grad_out = operand(r, SHF_EMBEDDING_grad_out);
   job.target = operand(r, SHF_EMBEDDING_weights_grad);
   job.forward = operand(r, SHF_EMBEDDING_out);
   if (job.mean) job.counts = divisors(r);
-  run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + row_bytes(r)));
+  run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + r->plan->row_bytes));
 }
 
 /* The caller's grouping, or one made in the workspace. */
@@ -259,10 +267,7 @@ sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t
   (void)stream;
   SHF_TRY(check_args(plan, args));
   run r = {.plan = plan, .desc = &plan->embedding, .args = args, .workspace = workspace};
-  SHF_TRY(shf_plan_bind(plan, operands_of(args), &r.bound));
-  SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || r.bound.given[SHF_EMBEDDING_table_grad] ||
-                  r.bound.given[SHF_EMBEDDING_weights_grad],
-              INVALID_PROBLEM, "neither table_grad nor weights_grad is given: there is nothing to compute");
+  SHF_TRY(bind(plan, args, &r.bound));
   SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(check_values(&r));
   return run_kind(&r);

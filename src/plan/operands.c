@@ -20,6 +20,10 @@ void shf_plan_finish_spec(shf_operand_spec *spec)
   int64_t size = shf_core_dtype_size(spec->dtype);
   spec->element_bytes = size ? size : 1; /* packed rows are bytes */
   spec->type = sheaf_dtype_to_dl(spec->dtype);
+  spec->compact_bytes = spec->element_bytes;
+  if (!shf_plan_multiply(&spec->compact_bytes, spec->rows) ||
+      !shf_plan_multiply(&spec->compact_bytes, spec->columns < 0 ? 1 : spec->columns))
+    spec->compact_bytes = 0;
 }
 
 void shf_plan_finish_specs(sheaf_plan *plan)
@@ -85,15 +89,16 @@ static sheaf_status check_kind(const shf_operand_spec *spec, const DLTensor *t)
 /* Whether dimensions first .. last - 1 form one run of `count` steps; *stride is the step (unset for fewer than 2). */
 static int collapse(const DLTensor *t, int first, int last, int64_t count, int64_t *stride)
 {
-  int64_t product = 1, expected = -1;
+  int64_t product = 1, expected = 0;
+  int steps = 0;
   for (int i = first; i < last; i++) product *= t->shape[i];
   if (product != count) return 0;
   if (count == 0) return 1;
   for (int i = last - 1; i >= first; i--) {
     if (t->shape[i] == 1) continue;
     int64_t step = dimension_stride(t, i);
-    if (expected >= 0 && step != expected) return -1;
-    if (expected < 0) *stride = step;
+    if (steps == 0) *stride = step;
+    if (steps++ > 0 && step != expected) return -1;
     if (__builtin_mul_overflow(step, t->shape[i], &expected)) return -1;
   }
   return 1;
@@ -113,9 +118,9 @@ static sheaf_status set_strides(const shf_operand_spec *spec, int64_t rows, int6
   if (spec->output && batch > 1 && rows > 0 && width > 0) {
     /* Problems lie one after another, or row by row in between each other. */
     int64_t span;
-    int apart = !__builtin_mul_overflow(rows - 1, row_step, &span) && batch_step >= span + width;
+    int apart = !__builtin_mul_overflow(rows - 1, row_step, &span) && batch_step - width >= span;
     int between = !__builtin_mul_overflow(batch - 1, batch_step, &span) && batch_step >= width && rows > 1 &&
-                  row_step >= span + width;
+                  row_step - width >= span;
     if (!apart && !between)
       FAIL_OPERAND("%s: a batch stride of %" PRId64 " makes problems share memory", spec->name, batch_step);
   }
@@ -142,22 +147,6 @@ static sheaf_status check_shape(const sheaf_plan *plan, const shf_operand_spec *
                  dimension_stride(t, last));
   if (first && plan->batch > 1) batch_step = dimension_stride(t, 0);
   return set_strides(spec, spec->rows, plan ? plan->batch : 1, row_step, batch_step, view);
-}
-
-/* The usual operand, a plain vector or matrix on the CPU, recognised at once; the checks above find out what is wrong with
- * any other. They accept what this accepts. */
-static inline int is_usual(const sheaf_plan *plan, const shf_operand_spec *spec, const DLTensor *t, shf_matrix *view)
-{
-  int rank = 1 + (spec->columns >= 0);
-  if (t->device.device_type != kDLCPU || memcmp(&t->dtype, &spec->type, sizeof spec->type) != 0 || t->ndim != rank ||
-      !t->shape || t->shape[0] != spec->rows || spec->matrix || plan->has_batch)
-    return 0;
-  if (rank == 1) {
-    view->row_stride = spec->element_bytes;
-    return !t->strides || t->strides[0] == 1;
-  }
-  view->row_stride = spec->columns * spec->element_bytes;
-  return t->shape[1] == spec->columns && (!t->strides || (t->strides[1] == 1 && t->strides[0] == spec->columns));
 }
 
 /* Bytes from the first element to the end of the last; -1 when they do not fit. */
@@ -341,14 +330,47 @@ static sheaf_status check_presence(const sheaf_plan *plan, const sheaf_operand *
   return SHEAF_OK;
 }
 
-sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
+/* A plain contiguous vector or matrix on the CPU, long enough and aligned. */
+static inline int is_usual(const shf_operand_spec *spec, const sheaf_operand *operand)
 {
-  int64_t bytes[SHF_MAX_OPERANDS] = {0};
-  memset(bound, 0, sizeof *bound);
+  const DLTensor *t = operand->tensor;
+  int rank = 1 + (spec->columns >= 0);
+  if (t->device.device_type != kDLCPU || memcmp(&t->dtype, &spec->type, sizeof spec->type) != 0 || t->ndim != rank ||
+      !t->shape || t->shape[0] != spec->rows || spec->matrix || spec->compact_bytes == 0 || !t->data ||
+      (operand->bytes && operand->bytes < (uint64_t)spec->compact_bytes) ||
+      (((uintptr_t)t->data + t->byte_offset) & (uintptr_t)(spec->element_bytes - 1)) != 0)
+    return 0;
+  if (rank == 1) return !t->strides || t->strides[0] == 1;
+  return t->shape[1] == spec->columns && (!t->strides || (t->strides[1] == 1 && t->strides[0] == spec->columns));
+}
+
+/* Binds operands that are all as usual, which is what a small call has time for. Accepts nothing that the closer look of
+ * shf_plan_bind would not; says nothing about why not. */
+static int bind_usual(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound, int64_t *bytes)
+{
+  if (plan->has_batch) return 0;
+  for (int k = 0; k < plan->taken_count; k++) {
+    int i = plan->taken[k];
+    const shf_operand_spec *spec = &plan->spec[i];
+    if (!operands[i].tensor) {
+      if (spec->need == SHF_REQUIRED) return 0;
+      continue;
+    }
+    if (spec->need == SHF_REFUSED || spec->need == SHF_WITH_WEIGHTS_GRAD || !is_usual(spec, &operands[i])) return 0;
+    bound->given[i] = 1;
+    bound->view[i].data = (char *)operands[i].tensor->data + operands[i].tensor->byte_offset;
+    bound->view[i].row_stride = (spec->columns < 0 ? 1 : spec->columns) * spec->element_bytes;
+    bytes[i] = spec->compact_bytes;
+  }
+  return !wants_weights_grad(plan, operands);
+}
+
+static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound, int64_t *bytes)
+{
   SHF_TRY(check_presence(plan, operands, bound));
   for (int k = 0; k < plan->taken_count; k++) {
     int i = plan->taken[k];
-    if (!bound->given[i] || is_usual(plan, &plan->spec[i], operands[i].tensor, &bound->view[i])) continue;
+    if (!bound->given[i]) continue;
     SHF_TRY(check_kind(&plan->spec[i], operands[i].tensor));
     SHF_TRY(check_shape(plan, &plan->spec[i], operands[i].tensor, &bound->view[i]));
   }
@@ -358,6 +380,17 @@ sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands
   }
   for (int k = 0; k < plan->taken_count; k++)
     if (bytes[plan->taken[k]]) SHF_TRY(check_alignment(&plan->spec[plan->taken[k]], &bound->view[plan->taken[k]]));
+  return SHEAF_OK;
+}
+
+sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
+{
+  int64_t bytes[SHF_MAX_OPERANDS] = {0};
+  for (int i = 0; i < SHF_MAX_OPERANDS; i++) {
+    bound->given[i] = 0;
+    bound->view[i] = (shf_matrix){NULL, 0, 0};
+  }
+  if (!bind_usual(plan, operands, bound, bytes)) SHF_TRY(bind_closely(plan, operands, bound, bytes));
   return check_aliasing(plan, bound, bytes);
 }
 

@@ -43,6 +43,7 @@ typedef struct shf_operand_spec {
   /* derived, by shf_plan_finish_spec */
   DLDataType type;
   int64_t element_bytes;
+  int64_t compact_bytes; /* of a contiguous operand; 0 when it is empty, or so large that it must be looked at closely */
 } shf_operand_spec;
 
 /* Where the pieces of a workspace lie, in bytes from its start. */
@@ -61,6 +62,8 @@ struct sheaf_plan {
   int64_t batch;      /* problems; 1 when the description has no batch */
   int has_batch;      /* operands have a leading dimension */
   int64_t acc_bytes;
+  int64_t row_bytes;  /* of a table or data row */
+  int64_t ahead;      /* rows of the table or data to fetch ahead of a random walk */
   shf_layout layout;
   int operands;
   shf_operand_spec spec[SHF_MAX_OPERANDS];

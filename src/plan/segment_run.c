@@ -50,10 +50,10 @@ static sheaf_status check_values(const run *r)
 
 /* ---- Stages ---- */
 
-static shf_job segment_job(const run *r)
+static void segment_job(const run *r, shf_job *job)
 {
   const sheaf_segment_desc *d = r->desc;
-  shf_job job = {.dim = d->dim,
+  *job = (shf_job){.dim = d->dim,
                  .entries = d->rows,
                  .groups = d->segments,
                  .bag_length = -1,
@@ -63,10 +63,7 @@ static shf_job segment_job(const run *r)
                  .out_dtype = d->dtype,
                  .partials = r->workspace + r->plan->layout.partials,
                  .slot_bytes = r->plan->layout.slot_bytes};
-  return job;
 }
-
-static int64_t row_bytes(const run *r) { return sheaf_dtype_row_bytes(r->desc->dtype, r->desc->dim); }
 
 static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join)
 {
@@ -76,7 +73,7 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
                      .wide = wide(r),
                      .batch = r->plan->batch,
                      .threads = r->plan->threads,
-                     .bytes = r->plan->batch * (rows * row_bytes(r) + r->desc->rows * 8),
+                     .bytes = r->plan->batch * (rows * r->plan->row_bytes + r->desc->rows * 8),
                      .run = part,
                      .join = join,
                      .scratch = r->workspace + r->plan->layout.scratch,
@@ -89,8 +86,8 @@ static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped
 {
   if (grouped) {
     job->grouped = *grouped;
-    job->row_bytes = row_bytes(r);
-    job->ahead = shf_plan_ahead(r->desc->rows, job->row_bytes);
+    job->row_bytes = r->plan->row_bytes;
+    job->ahead = r->plan->ahead;
   }
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
@@ -116,7 +113,8 @@ static double empty_value(const run *r)
 
 static void run_forward(const run *r, const shf_grouped *grouped)
 {
-  shf_job job = segment_job(r);
+  shf_job job;
+  segment_job(r, &job);
   job.target = operand(r, SHF_SEGMENT_out);
   job.arg = operand(r, SHF_SEGMENT_arg);
   job.empty = empty_value(r);
@@ -135,7 +133,8 @@ static shf_matrix own_rows(const run *r, int64_t at, int64_t element_bytes)
 static void prepare(const run *r, const shf_grouped *grouped)
 {
   const shf_layout *at = &r->plan->layout;
-  shf_job job = segment_job(r);
+  shf_job job;
+  segment_job(r, &job);
   job.target_is_acc = 1;
   if (shf_plan_is_extreme(r->traits) && r->desc->ties == SHEAF_TIES_FIRST) {
     job.arg = own_rows(r, at->arg, shf_core_dtype_size(r->desc->index_dtype));
@@ -204,7 +203,8 @@ static void run_backward(const run *r, const shf_grouped *grouped)
   const shf_layout *at = &r->plan->layout;
   int prepares = shf_plan_segment_prepares(r->desc);
   if (prepares) prepare(r, grouped);
-  shf_job job = segment_job(r);
+  shf_job job;
+  segment_job(r, &job);
   job.grad_out = operand(r, SHF_SEGMENT_grad_out);
   job.target = operand(r, SHF_SEGMENT_data_grad);
   job.arg = operand(r, SHF_SEGMENT_arg);
@@ -216,7 +216,7 @@ static void run_backward(const run *r, const shf_grouped *grouped)
     job.counts = own_rows(r, at->counts, r->plan->acc_bytes);
   }
   if (r->traits->reduce == SHF_REDUCE_MEAN) job.counts = count_rows(r);
-  job.stream = shf_plan_streams(r->plan->batch * r->desc->rows * row_bytes(r));
+  job.stream = shf_plan_streams(r->plan->batch * r->desc->rows * r->plan->row_bytes);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL);
 }
 
