@@ -58,6 +58,7 @@ static void segment_job(const run *r, shf_job *job)
                  .groups = d->segments,
                  .bag_length = -1,
                  .padding = -1,
+                 .row_bytes = r->plan->row_bytes,
                  .source = operand(r, SHF_SEGMENT_data),
                  .index = operand(r, SHF_SEGMENT_ids),
                  .out_dtype = d->dtype,
@@ -84,11 +85,8 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
 /* Reduces by runs of sorted ids, or by grouped entries. */
 static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped, shf_part_fn *part, shf_join_fn *join)
 {
-  if (grouped) {
-    job->grouped = *grouped;
-    job->row_bytes = r->plan->row_bytes;
-    job->ahead = r->plan->ahead;
-  }
+  if (grouped) job->grouped = *grouped;
+  job->ahead = r->plan->ahead;
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
 }
