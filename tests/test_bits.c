@@ -1,4 +1,4 @@
-/* test_bits.c: every kernel of the build against the bit oracle, bit for bit, at every option and any number of threads.
+/* test_bits.c: every kernel of the build against the bit oracle, bit for bit, with every option and number of threads.
  *
  * Kernels of one op, element and index type (one per instruction set) share their problems. Environment:
  * SHEAF_TEST_LONG=1 runs many more problems; SHEAF_TEST_QUICK=1 fewer, each with one thread and one other number;
@@ -26,7 +26,8 @@ enum { THREAD_COUNTS = 5, LENGTHS = 11, WIDTHS = 20 };
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
 static void run_one_way(problem *p, const problem_outputs *expected, problem_outputs *got, const problem_way *way,
-                        bool *groups) {
+                        bool *groups)
+{
   char label[128];
   snprintf(label, sizeof label, "%s, %d threads%s", way->kernel, way->threads, way->grouping ? ", grouping given" : "");
   problem_outputs_reset(p, got);
@@ -34,9 +35,10 @@ static void run_one_way(problem *p, const problem_outputs *expected, problem_out
   assert_true(problem_outputs_equal(p, expected, got, label));
 }
 
-/* Every kernel of the group on one problem: with all numbers of threads, or with 1 and one other. Numbers of threads are
- * the outer loop, since OpenMP makes threads anew whenever their number changes. */
-static void check_problem(const kernel_group *group, const problem_spec *spec, bool all_threads) {
+/* Every kernel of the group on one problem: with all numbers of threads, or with 1 and one other. They are the outer
+ * loop, since OpenMP makes threads anew whenever their number changes. */
+static void check_problem(const kernel_group *group, const problem_spec *spec, bool all_threads)
+{
   problem *p = problem_make(spec);
   problem_outputs *expected = problem_outputs_make(p);
   problem_outputs *got = problem_outputs_make(p);
@@ -60,7 +62,8 @@ static void check_problem(const kernel_group *group, const problem_spec *spec, b
 }
 
 /* One bag, one row or one segment of exactly n entries, among others. */
-static void check_lengths(const kernel_group *group, bool all_threads) {
+static void check_lengths(const kernel_group *group, bool all_threads)
+{
   for (int64_t i = 0; i < LENGTHS; i++) {
     const int64_t n = lengths[i];
     problem_spec spec = {.count = n + n / 8 + 40, .dim = n > 10000 ? 2 : 3 + i % 3, .rows = 40, .bags = 12};
@@ -80,7 +83,8 @@ static void check_lengths(const kernel_group *group, bool all_threads) {
   }
 }
 
-static void check_widths(const kernel_group *group, bool all_threads) {
+static void check_widths(const kernel_group *group, bool all_threads)
+{
   for (int64_t i = 0; i < WIDTHS; i++) {
     problem_spec spec = {.count = 50 + 7 * (i % 5), .dim = widths[i], .rows = 17, .bags = 9};
     choose_options(group, &spec, 100 + i);
@@ -88,13 +92,15 @@ static void check_widths(const kernel_group *group, bool all_threads) {
   }
 }
 
-/* Empty extents, single entries, many rows, and a matrix of equal bags. */
-static void check_shapes(const kernel_group *group, bool all_threads) {
+/* Empty extents, single entries, wide rows, many rows, many bags, many entries. */
+static void check_shapes(const kernel_group *group, bool all_threads)
+{
   static const struct {
     int64_t count, dim, rows, bags;
-  } shapes[] = {{0, 5, 7, 3},     {0, 0, 0, 0},       {5, 4, 0, 2},     {0, 3, 4, 0},      {1, 1, 1, 1},
-                {1, 8, 300, 40},  {300, 6, 1, 1},     {64, 16, 5, 8},   {1000, 20, 3, 50}, {900, 33, 700, 100},
-                {2500, 4, 3000, 6}, {3000, 1, 70000, 2000}};
+  } shapes[] = {{0, 5, 7, 3},      {0, 0, 0, 0},         {5, 4, 0, 2},           {0, 3, 4, 0},
+                {1, 1, 1, 1},      {1, 8, 300, 40},      {300, 6, 1, 1},         {64, 16, 5, 8},
+                {1000, 20, 3, 50}, {900, 33, 700, 100},  {2500, 4, 3000, 6},     {3000, 1, 70000, 200},
+                {45, 1031, 6, 5},  {4000, 2, 30, 20000}, {100000, 1, 9000, 3000}};
   for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
     problem_spec spec = {
         .count = shapes[i].count, .dim = shapes[i].dim, .rows = shapes[i].rows, .bags = shapes[i].bags};
@@ -108,7 +114,8 @@ static void check_shapes(const kernel_group *group, bool all_threads) {
 }
 
 /* Options drawn at random, in small problems. */
-static void check_mixtures(const kernel_group *group, int64_t mixtures, bool all_threads) {
+static void check_mixtures(const kernel_group *group, int64_t mixtures, bool all_threads)
+{
   for (int64_t i = 0; i < mixtures; i++) {
     test_random random = {(uint64_t)(group->number * 100000 + i)};
     problem_spec spec = {.count = 1 + random_below(&random, 400), .dim = random_below(&random, 40)};
@@ -119,18 +126,24 @@ static void check_mixtures(const kernel_group *group, int64_t mixtures, bool all
   }
 }
 
-static void test_group_matches_the_bit_oracle(void **state) {
+static void test_group_matches_the_bit_oracle(void **state)
+{
   const kernel_group *group = *state;
   const bool all_threads = !is_switched_on("SHEAF_TEST_QUICK");
   check_widths(group, all_threads);
   check_shapes(group, all_threads);
-  check_mixtures(group, is_switched_on("SHEAF_TEST_LONG") ? 300 : is_switched_on("SHEAF_TEST_QUICK") ? 2 : 12, all_threads);
+  check_mixtures(group,
+                 is_switched_on("SHEAF_TEST_LONG")    ? 300
+                 : is_switched_on("SHEAF_TEST_QUICK") ? 2
+                                                      : 12,
+                 all_threads);
   if (!is_switched_on("SHEAF_TEST_QUICK")) {
     check_lengths(group, all_threads);
   }
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
   (void)argc;
   environment_prepare(argv);
   static kernel_group groups[MOST_GROUPS];

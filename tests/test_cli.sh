@@ -52,7 +52,7 @@ stdout_has "Usage: sheaf"
 stdout_has "Exit codes"
 expect "version" 0 --version
 stdout_has "^sheaf [0-9]*\.[0-9]*\.[0-9]*$"
-for command in info kernels verify demo; do
+for command in info kernels verify demo bench; do
   expect "$command --help" 0 $command --help
   stdout_has "Usage: sheaf $command"
   stdout_has "Exit codes"
@@ -188,6 +188,32 @@ stdout_has " checked, 0 failed$"
 expect "demo on one thread" 0 demo --quick --seconds=0.2 --threads 1
 stdout_has "1 thread$"
 [ -s "$err" ] && note_failure "demo: progress goes to a file"
+
+# ---- bench -----------------------------------------------------------------------------------------------------
+
+expect "bench small" 0 bench small --seconds 0.01
+stdout_has "^small  *select-refused .* ns "
+expect "bench --json" 0 bench small --seconds 0.2 --json
+valid_json
+for field in machine ceilings results suite case dtype index threads ns gbps ceiling fraction sku; do
+  stdout_has "\"$field\":"
+done
+[ -s "$err" ] && note_failure "bench: progress goes to a file"
+expect "bench --list" 0 bench --list
+for case in "^lookup .*V10M-uniform$" "^bag .*-D256-L80-V10M-uniform$" "^backward .*-1.05$" "^segment .*-S62500-1.05$" \
+  "^pathology .*-4KiB_pages$" "^small .*select$"; do
+  stdout_has "$case"
+done
+expect "bench --list with filters" 0 bench --list bag F16 d128
+stdout_has "bag_sum-f16-D128"
+if grep -q -e "-f32-" "$out"; then note_failure "bench --list with filters: shows others"; fi
+expect "bench of an unknown suite" 2 bench frobnicate
+stderr_has "unknown suite 'frobnicate'"
+stderr_is_one_line
+expect "bench of no case" 2 bench bag frobnicate
+stderr_is_one_line
+expect "bench with an unknown instruction set" 2 bench small --isa sse9
+stderr_has "'sse9'"
 
 # ---- Output that cannot be written -----------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-static void test_every_half_widens_alike_in_both_oracles_and_comes_back(void **state) {
+static void test_every_half_widens_alike_in_both_oracles_and_comes_back(void **state)
+{
   (void)state;
   for (unsigned bits = 0; bits <= 0xFFFF; bits++) {
     const float f16 = bit_from_f16((uint16_t)bits);
@@ -30,7 +31,8 @@ static void test_every_half_widens_alike_in_both_oracles_and_comes_back(void **s
 }
 
 /* Between two neighbours a value goes to the nearer, half-way to the even one. */
-static void test_narrowing_rounds_to_nearest_even(void **state) {
+static void test_narrowing_rounds_to_nearest_even(void **state)
+{
   (void)state;
   for (int is_bf16 = 0; is_bf16 <= 1; is_bf16++) {
     const unsigned infinite = is_bf16 ? 0x7F80 : 0x7C00;
@@ -55,7 +57,8 @@ static void test_narrowing_rounds_to_nearest_even(void **state) {
 
 /* ---- The canonical order ----------------------------------------------------------------------------------------- */
 
-static void test_seventeen_terms_are_a_sum_of_sixteen_and_one(void **state) {
+static void test_seventeen_terms_are_a_sum_of_sixteen_and_one(void **state)
+{
   (void)state;
   double terms[17];
   for (int k = 0; k < 17; k++) {
@@ -75,7 +78,8 @@ static void test_seventeen_terms_are_a_sum_of_sixteen_and_one(void **state) {
   assert_true(bit_sum(false, many, NULL, NULL, 32) == 0x1p24 + 16.0);
 }
 
-static void test_skipped_terms_keep_their_place(void **state) {
+static void test_skipped_terms_keep_their_place(void **state)
+{
   (void)state;
   /* Closed up, each of the ones would be lost in the large one; at places 16 and 17 they are 2 before they meet it. */
   double apart[18] = {0x1p24};
@@ -85,7 +89,8 @@ static void test_skipped_terms_keep_their_place(void **state) {
   assert_true(bit_sum(false, apart, NULL, there, 18) == 0x1p24 + 2.0);
 }
 
-static void test_zero_sums_and_dots_are_positive(void **state) {
+static void test_zero_sums_and_dots_are_positive(void **state)
+{
   (void)state;
   const double tiny = 0x1p-100;
   const double negative = -0x1p-100;
@@ -96,7 +101,8 @@ static void test_zero_sums_and_dots_are_positive(void **state) {
   assert_false(signbit(bit_sum(false, NULL, NULL, NULL, 0)));
 }
 
-static void test_dot_adds_sixteen_lanes_by_halves(void **state) {
+static void test_dot_adds_sixteen_lanes_by_halves(void **state)
+{
   (void)state;
   double a[24];
   double ones[24];
@@ -112,14 +118,16 @@ static void test_dot_adds_sixteen_lanes_by_halves(void **state) {
 /* ---- One oracle against the other -------------------------------------------------------------------------------- */
 
 /* Every op there is, without asking the library. */
-static int64_t all_groups(kernel_group *groups) {
+static int64_t all_groups(kernel_group *groups)
+{
   static const sheaf_dtype elements[] = {SHEAF_F32, SHEAF_F64, SHEAF_F16, SHEAF_BF16, SHEAF_INT8, SHEAF_INT4};
   int64_t count = 0;
   for (int category = 0; category <= 1; category++) {
     for (int kind = 0; kind < (category == SHEAF_CATEGORY_EMBEDDING ? 8 : 20); kind++) {
       for (int i = 0; i < 12; i++) {
         const bool quantised = i >= 8;
-        if (quantised && (category != SHEAF_CATEGORY_EMBEDDING || problem_is_backward(SHEAF_CATEGORY_EMBEDDING, kind))) {
+        if (quantised &&
+            (category != SHEAF_CATEGORY_EMBEDDING || problem_is_backward(SHEAF_CATEGORY_EMBEDDING, kind))) {
           continue;
         }
         groups[count] = (kernel_group){.category = (sheaf_category)category, .kind = kind, .number = count};
@@ -134,7 +142,8 @@ static int64_t all_groups(kernel_group *groups) {
   return count;
 }
 
-static void test_both_oracles_agree_on_every_op(void **state) {
+static void test_both_oracles_agree_on_every_op(void **state)
+{
   (void)state;
   static kernel_group groups[MOST_GROUPS];
   const int64_t count = all_groups(groups);
@@ -154,7 +163,8 @@ static void test_both_oracles_agree_on_every_op(void **state) {
   }
 }
 
-int main(void) {
+int main(void)
+{
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_half_widens_alike_in_both_oracles_and_comes_back),
       cmocka_unit_test(test_narrowing_rounds_to_nearest_even),

@@ -21,48 +21,57 @@ typedef struct call {
 
 static const double rows[] = {1, 2, 3, 4, 5, 6, -7, 8};
 
-static void give_table(call *c, int64_t count, int64_t dim, const double *values) {
+static void give_table(call *c, int64_t count, int64_t dim, const double *values)
+{
   c->desc.rows = count;
   c->desc.dim = dim;
   c->table = tiny_matrix(c->desc.dtype, count, dim, values);
   c->args.table = tiny_operand(c->table);
 }
 
-static call begin(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype) {
+static call begin(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype)
+{
   call c = {.desc = tiny_embedding(kind, dtype, index_dtype), .args = SHEAF_EMBEDDING_ARGS_INIT};
   give_table(&c, 4, 2, rows);
   return c;
 }
 
-static void give_indices(call *c, int64_t count, const int64_t *indices) {
+static void give_indices(call *c, int64_t count, const int64_t *indices)
+{
   c->desc.indices = count;
   c->args.indices = tiny_operand(tiny_ints(c->desc.index_dtype, count, indices));
 }
 
-static void give_offsets(call *c, int64_t count, const int64_t *offsets) {
+static void give_offsets(call *c, int64_t count, const int64_t *offsets)
+{
   c->desc.bags = count;
   c->args.offsets = tiny_operand(tiny_ints(c->desc.index_dtype, count, offsets));
 }
 
-static void give_weights(call *c, const double *weights) {
+static void give_weights(call *c, const double *weights)
+{
   c->desc.weighted = 1;
   c->args.weights = tiny_operand(tiny_vector(c->desc.dtype, c->desc.indices, weights));
 }
 
-static void give_grad_out(call *c, int64_t count, const double *values) {
+static void give_grad_out(call *c, int64_t count, const double *values)
+{
   c->args.grad_out = tiny_operand(tiny_matrix(c->desc.dtype, count, c->desc.dim, values));
 }
 
-static bool is_backward(const call *c) {
+static bool is_backward(const call *c)
+{
   return c->desc.kind == SHEAF_LOOKUP_BACKWARD || c->desc.kind == SHEAF_BAG_SUM_BACKWARD ||
          c->desc.kind == SHEAF_BAG_MEAN_BACKWARD || c->desc.kind == SHEAF_BAG_MAX_BACKWARD;
 }
 
 /* Gives outputs full of 7 (a table_grad that is given already stays) and runs. */
-static sheaf_status run(call *c) {
+static sheaf_status run(call *c)
+{
   c->args.report = &c->report;
   if (!is_backward(c)) {
-    c->out = tiny_matrix(c->desc.dtype, c->desc.kind == SHEAF_LOOKUP ? c->desc.indices : c->desc.bags, c->desc.dim, NULL);
+    c->out =
+        tiny_matrix(c->desc.dtype, c->desc.kind == SHEAF_LOOKUP ? c->desc.indices : c->desc.bags, c->desc.dim, NULL);
     c->args.out = tiny_operand(c->out);
     if (c->desc.kind == SHEAF_BAG_MAX) {
       c->arg = tiny_int_matrix(c->desc.index_dtype, c->desc.bags, c->desc.dim, NULL);
@@ -84,7 +93,8 @@ static sheaf_status run(call *c) {
 }
 
 static call bags(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype, int64_t count,
-                 const int64_t *indices, int64_t bag_count, const int64_t *offsets) {
+                 const int64_t *indices, int64_t bag_count, const int64_t *offsets)
+{
   call c = begin(kind, dtype, index_dtype);
   give_indices(&c, count, indices);
   give_offsets(&c, bag_count, offsets);
@@ -93,9 +103,11 @@ static call bags(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index
 
 /* ---- Lookup ------------------------------------------------------------------------------------------------------ */
 
-static void test_lookup_copies_rows(void **state) {
+static void test_lookup_copies_rows(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_LOOKUP, T, I);
     give_indices(&c, 3, INTEGERS(2, 0, 2));
     expect_ok(run(&c));
@@ -105,7 +117,8 @@ static void test_lookup_copies_rows(void **state) {
 }
 
 /* A NaN keeps its sign and payload, a signalling one stays so, and -0 keeps its sign. */
-static void test_lookup_and_max_copy_bits(void **state) {
+static void test_lookup_and_max_copy_bits(void **state)
+{
   (void)state;
   static const uint64_t patterns[4][3] = {{0x7F800001, 0xFFC12345, 0x80000000},
                                           {0x7FF0000000000001, 0xFFF8123456789ABC, 0x8000000000000000},
@@ -130,9 +143,11 @@ static void test_lookup_and_max_copy_bits(void **state) {
   }
 }
 
-static void test_lookup_padding_is_zero_by_default(void **state) {
+static void test_lookup_padding_is_zero_by_default(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_LOOKUP, T, I);
     c.desc.has_padding = 1;
     c.desc.padding_idx = 3;
@@ -143,9 +158,11 @@ static void test_lookup_padding_is_zero_by_default(void **state) {
   }
 }
 
-static void test_lookup_padding_row_gives_the_stored_row(void **state) {
+static void test_lookup_padding_row_gives_the_stored_row(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_LOOKUP, T, I);
     c.desc.has_padding = 1;
     c.desc.padding_idx = 3;
@@ -156,9 +173,11 @@ static void test_lookup_padding_row_gives_the_stored_row(void **state) {
   }
 }
 
-static void test_lookup_bad_index_is_a_zero_row_and_reported(void **state) {
+static void test_lookup_bad_index_is_a_zero_row_and_reported(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_LOOKUP, T, I);
     give_indices(&c, 5, INTEGERS(1, 4, -1, 0, INT32_MIN));
     expect_ok(run(&c));
@@ -168,7 +187,8 @@ static void test_lookup_bad_index_is_a_zero_row_and_reported(void **state) {
 }
 
 /* An i64 index whose low half looks good is bad all the same. */
-static void test_wide_bad_index_is_not_truncated(void **state) {
+static void test_wide_bad_index_is_not_truncated(void **state)
+{
   (void)state;
   for (int t = 0; t < 4; t++) {
     call c = begin(SHEAF_LOOKUP, tiny_elements[t], SHEAF_I64);
@@ -179,9 +199,11 @@ static void test_wide_bad_index_is_not_truncated(void **state) {
   }
 }
 
-static void test_lookup_takes_indices_of_any_rank(void **state) {
+static void test_lookup_takes_indices_of_any_rank(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int rank = 0; rank <= 2; rank++) {
       const int64_t count = rank == 0 ? 1 : 4;
       const int64_t shape[3] = {rank == 1 ? 4 : 2, 2, 2};
@@ -204,9 +226,11 @@ static void test_lookup_takes_indices_of_any_rank(void **state) {
 
 /* ---- Bags, forward ----------------------------------------------------------------------------------------------- */
 
-static void test_bags_reduce_their_rows_and_empty_ones_give_zero(void **state) {
+static void test_bags_reduce_their_rows_and_empty_ones_give_zero(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call sum = bags(SHEAF_BAG_SUM, T, I, 5, INTEGERS(0, 1, 2, 3, 3), 3, INTEGERS(0, 3, 3));
     expect_ok(run(&sum));
     expect_numbers(sum.out, 9, 12, 0, 0, -14, 16);
@@ -220,9 +244,11 @@ static void test_bags_reduce_their_rows_and_empty_ones_give_zero(void **state) {
   }
 }
 
-static void test_bag_max_arg_is_optional(void **state) {
+static void test_bag_max_arg_is_optional(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_MAX, T, I, 2, INTEGERS(3, 0), 1, INTEGERS(0));
     c.out = tiny_matrix(T, 1, 2, NULL);
     c.args.out = tiny_operand(c.out);
@@ -232,11 +258,13 @@ static void test_bag_max_arg_is_optional(void **state) {
 }
 
 /* The padding row is NaN: it would show even when multiplied by zero. */
-static void test_bag_skips_padding_and_bad_entries_and_does_not_count_them(void **state) {
+static void test_bag_skips_padding_and_bad_entries_and_does_not_count_them(void **state)
+{
   (void)state;
   static const sheaf_embedding_kind kinds[] = {SHEAF_BAG_SUM, SHEAF_BAG_MEAN, SHEAF_BAG_MAX};
   static const double expected[3][2] = {{6, 8}, {3, 4}, {5, 6}};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int k = 0; k < 3; k++) {
       call c = bags(kinds[k], T, I, 4, INTEGERS(3, 0, 9, 2), 1, INTEGERS(0));
       give_table(&c, 4, 2, NUMBERS(1, 2, 3, 4, 5, 6, NAN, NAN));
@@ -249,10 +277,12 @@ static void test_bag_skips_padding_and_bad_entries_and_does_not_count_them(void 
   }
 }
 
-static void test_bag_with_every_entry_skipped_is_zero(void **state) {
+static void test_bag_with_every_entry_skipped_is_zero(void **state)
+{
   (void)state;
   static const sheaf_embedding_kind kinds[] = {SHEAF_BAG_SUM, SHEAF_BAG_MEAN, SHEAF_BAG_MAX};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int k = 0; k < 3; k++) {
       call c = bags(kinds[k], T, I, 3, INTEGERS(0, -5, 0), 1, INTEGERS(0));
       c.desc.has_padding = 1;
@@ -267,9 +297,11 @@ static void test_bag_with_every_entry_skipped_is_zero(void **state) {
   }
 }
 
-static void test_weighted_bags_skip_the_weights_of_skipped_entries(void **state) {
+static void test_weighted_bags_skip_the_weights_of_skipped_entries(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call sum = bags(SHEAF_BAG_SUM, T, I, 4, INTEGERS(0, 3, 2, 77), 1, INTEGERS(0));
     sum.desc.has_padding = 1;
     sum.desc.padding_idx = 3;
@@ -283,9 +315,11 @@ static void test_weighted_bags_skip_the_weights_of_skipped_entries(void **state)
   }
 }
 
-static void test_weighted_mean_of_weights_that_cancel_divides_by_zero(void **state) {
+static void test_weighted_mean_of_weights_that_cancel_divides_by_zero(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_MEAN, T, I, 6, INTEGERS(1, 0, 0, 0, 0, 1), 3, INTEGERS(0, 2, 4));
     give_weights(&c, NUMBERS(1, -1, 1, -1, 1, -1));
     expect_ok(run(&c));
@@ -293,10 +327,12 @@ static void test_weighted_mean_of_weights_that_cancel_divides_by_zero(void **sta
   }
 }
 
-static void test_bag_forms_agree(void **state) {
+static void test_bag_forms_agree(void **state)
+{
   (void)state;
   static const sheaf_dtype offset_types[] = {SHEAF_DTYPE_NONE, SHEAF_I32, SHEAF_I64};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int o = 0; o < 3; o++) {
       const sheaf_dtype offsets = o == 0 ? I : offset_types[o];
       call starts = bags(SHEAF_BAG_SUM, T, I, 4, INTEGERS(0, 1, 2, 3), 2, INTEGERS(0, 2));
@@ -320,9 +356,11 @@ static void test_bag_forms_agree(void **state) {
   }
 }
 
-static void test_bag_sum_follows_ieee_for_infinities_and_nan(void **state) {
+static void test_bag_sum_follows_ieee_for_infinities_and_nan(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_SUM, T, I, 4, INTEGERS(0, 1, 2, 3), 2, INTEGERS(0, 2));
     give_table(&c, 4, 3, NUMBERS(INFINITY, INFINITY, NAN, -INFINITY, 1, 2, INFINITY, -1, 3, 4, 0, NAN));
     call weighted = c;
@@ -334,9 +372,11 @@ static void test_bag_sum_follows_ieee_for_infinities_and_nan(void **state) {
   }
 }
 
-static void test_sum_that_comes_out_zero_is_positive(void **state) {
+static void test_sum_that_comes_out_zero_is_positive(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_SUM, T, I, 3, INTEGERS(0, 1, 2), 2, INTEGERS(0, 1));
     give_table(&c, 3, 2, NUMBERS(-0.0, -0.0, 3, -0.0, -3, -0.0));
     call weighted = c;
@@ -353,7 +393,8 @@ static void test_sum_that_comes_out_zero_is_positive(void **state) {
 }
 
 /* A product too small for the accumulator rounds to -0, and the sum is +0 all the same. */
-static void test_weighted_sum_that_underflows_is_positive_zero(void **state) {
+static void test_weighted_sum_that_underflows_is_positive_zero(void **state)
+{
   (void)state;
   static const sheaf_dtype types[] = {SHEAF_F32, SHEAF_F64, SHEAF_BF16};
   for (int t = 0; t < 3; t++) {
@@ -366,7 +407,25 @@ static void test_weighted_sum_that_underflows_is_positive_zero(void **state) {
   }
 }
 
-static void test_denormals_are_kept(void **state) {
+static void test_gradients_that_underflow_are_positive_zero(void **state)
+{
+  (void)state;
+  static const sheaf_dtype types[] = {SHEAF_F32, SHEAF_F64, SHEAF_BF16};
+  for (int t = 0; t < 3; t++) {
+    const double tiny_value = types[t] == SHEAF_F64 ? 0x1p-600 : 0x1p-100;
+    call c = bags(SHEAF_BAG_SUM_BACKWARD, types[t], SHEAF_I32, 1, INTEGERS(0), 1, INTEGERS(0));
+    give_table(&c, 1, 1, NUMBERS(tiny_value));
+    give_weights(&c, NUMBERS(tiny_value));
+    give_grad_out(&c, 1, NUMBERS(-tiny_value));
+    c.desc.grad_write = SHEAF_GRAD_OVERWRITE;
+    expect_ok(run(&c));
+    expect_numbers(c.table_grad, 0);
+    expect_numbers(c.weights_grad, 0);
+  }
+}
+
+static void test_denormals_are_kept(void **state)
+{
   (void)state;
   static const double least[] = {0x1p-149, 0x1p-1074, 0x1p-24, 0x1p-133};
   for (int t = 0; t < 4; t++) {
@@ -378,7 +437,8 @@ static void test_denormals_are_kept(void **state) {
 }
 
 /* Left to right every 1 would be lost in the large term; sixteen of them are added up first. */
-static void test_sum_is_a_tree_of_sixteens(void **state) {
+static void test_sum_is_a_tree_of_sixteens(void **state)
+{
   (void)state;
   for (int t = 0; t < 2; t++) {
     const double large = t == 0 ? 0x1p24 : 0x1p53;
@@ -399,7 +459,8 @@ static void test_sum_is_a_tree_of_sixteens(void **state) {
   }
 }
 
-static void test_skipped_entries_keep_their_place_in_the_sum(void **state) {
+static void test_skipped_entries_keep_their_place_in_the_sum(void **state)
+{
   (void)state;
   for (int t = 0; t < 2; t++) {
     const double large = t == 0 ? 0x1p24 : 0x1p53;
@@ -414,12 +475,15 @@ static void test_skipped_entries_keep_their_place_in_the_sum(void **state) {
   }
 }
 
-static void test_max_takes_the_first_nan_and_the_first_of_equals(void **state) {
+static void test_max_takes_the_first_nan_and_the_first_of_equals(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_MAX, T, I, 4, INTEGERS(0, 1, 2, 3), 1, INTEGERS(0));
-    give_table(&c, 4, 4, NUMBERS(1, -0.0, 0.0, -INFINITY, NAN, 0.0, -0.0, -INFINITY, INFINITY, -1, -1, -INFINITY, NAN, -2,
-                                 -2, -INFINITY));
+    give_table(&c, 4, 4,
+               NUMBERS(1, -0.0, 0.0, -INFINITY, NAN, 0.0, -0.0, -INFINITY, INFINITY, -1, -1, -INFINITY, NAN, -2, -2,
+                       -INFINITY));
     expect_ok(run(&c));
     expect_numbers(c.out, NAN, -0.0, 0.0, -INFINITY);
     expect_integers(c.arg, 1, 0, 0, 0);
@@ -429,16 +493,19 @@ static void test_max_takes_the_first_nan_and_the_first_of_equals(void **state) {
 /* ---- A part of a larger table ------------------------------------------------------------------------------------ */
 
 static call part_of_twenty(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype, int64_t count,
-                           const int64_t *indices) {
+                           const int64_t *indices)
+{
   call c = bags(kind, dtype, index_dtype, count, indices, 1, INTEGERS(0));
   c.desc.row_begin = 10;
   c.desc.total_rows = 20;
   return c;
 }
 
-static void test_rows_held_elsewhere_are_skipped_and_not_reported(void **state) {
+static void test_rows_held_elsewhere_are_skipped_and_not_reported(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_LOOKUP, T, I);
     c.desc.row_begin = 10;
     c.desc.total_rows = 20;
@@ -449,9 +516,11 @@ static void test_rows_held_elsewhere_are_skipped_and_not_reported(void **state) 
   }
 }
 
-static void test_rows_held_elsewhere_are_counted_by_mean(void **state) {
+static void test_rows_held_elsewhere_are_counted_by_mean(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = part_of_twenty(SHEAF_BAG_MEAN, T, I, 4, INTEGERS(12, 3, 25, 15));
     c.desc.has_padding = 1;
     c.desc.padding_idx = 15; /* padding is checked on the global index */
@@ -464,9 +533,11 @@ static void test_rows_held_elsewhere_are_counted_by_mean(void **state) {
   }
 }
 
-static void test_max_over_a_part_gives_global_rows(void **state) {
+static void test_max_over_a_part_gives_global_rows(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = part_of_twenty(SHEAF_BAG_MAX, T, I, 4, INTEGERS(3, 13, 10, 12));
     expect_ok(run(&c));
     expect_numbers(c.out, 5, 8);
@@ -478,9 +549,11 @@ static void test_max_over_a_part_gives_global_rows(void **state) {
   }
 }
 
-static void test_gradients_of_a_part_go_to_its_own_rows(void **state) {
+static void test_gradients_of_a_part_go_to_its_own_rows(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = part_of_twenty(SHEAF_BAG_MEAN_BACKWARD, T, I, 4, INTEGERS(13, 3, 13, 10));
     give_grad_out(&c, 1, NUMBERS(4, 8));
     expect_ok(run(&c));
@@ -490,16 +563,19 @@ static void test_gradients_of_a_part_go_to_its_own_rows(void **state) {
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
-static call lookup_backward(sheaf_dtype dtype, sheaf_dtype index_dtype) {
+static call lookup_backward(sheaf_dtype dtype, sheaf_dtype index_dtype)
+{
   call c = begin(SHEAF_LOOKUP_BACKWARD, dtype, index_dtype);
   give_indices(&c, 4, INTEGERS(1, 1, 0, 9));
   give_grad_out(&c, 4, NUMBERS(1, 2, 3, 4, 5, 6, NAN, NAN));
   return c;
 }
 
-static void test_lookup_gradient_is_added_and_leaves_other_rows(void **state) {
+static void test_lookup_gradient_is_added_and_leaves_other_rows(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = lookup_backward(T, I);
     expect_ok(run(&c));
     expect_numbers(c.table_grad, 12, 13, 11, 13, 7, 7, 7, 7);
@@ -507,9 +583,11 @@ static void test_lookup_gradient_is_added_and_leaves_other_rows(void **state) {
   }
 }
 
-static void test_overwritten_gradient_writes_untouched_rows_as_zero(void **state) {
+static void test_overwritten_gradient_writes_untouched_rows_as_zero(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = lookup_backward(T, I);
     c.desc.grad_write = SHEAF_GRAD_OVERWRITE;
     expect_ok(run(&c));
@@ -517,9 +595,11 @@ static void test_overwritten_gradient_writes_untouched_rows_as_zero(void **state
   }
 }
 
-static void test_padding_gets_no_gradient(void **state) {
+static void test_padding_gets_no_gradient(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = lookup_backward(T, I);
     c.desc.has_padding = 1;
     c.desc.padding_idx = 1;
@@ -533,7 +613,8 @@ static void test_padding_gets_no_gradient(void **state) {
 }
 
 /* One addition per cell: two ones are 2 before they meet what the gradient holds. */
-static void test_gradient_is_added_once_per_cell(void **state) {
+static void test_gradient_is_added_once_per_cell(void **state)
+{
   (void)state;
   for (int t = 0; t < 2; t++) {
     const double large = t == 0 ? 0x1p24 : 0x1p53;
@@ -547,9 +628,11 @@ static void test_gradient_is_added_once_per_cell(void **state) {
   }
 }
 
-static void test_frequency_divides_a_rows_gradient_by_its_occurrences(void **state) {
+static void test_frequency_divides_a_rows_gradient_by_its_occurrences(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = lookup_backward(T, I);
     c.desc.scale_grad_by_freq = 1;
     expect_ok(run(&c));
@@ -571,9 +654,11 @@ static void test_frequency_divides_a_rows_gradient_by_its_occurrences(void **sta
   }
 }
 
-static void test_bag_sum_gradients_of_table_and_weights(void **state) {
+static void test_bag_sum_gradients_of_table_and_weights(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_SUM_BACKWARD, T, I, 5, INTEGERS(1, 0, 1, -3, 2), 2, INTEGERS(0, 2));
     c.desc.grad_write = SHEAF_GRAD_OVERWRITE;
     c.desc.has_padding = 1;
@@ -587,9 +672,11 @@ static void test_bag_sum_gradients_of_table_and_weights(void **state) {
   }
 }
 
-static void test_bag_mean_gradient_without_weights(void **state) {
+static void test_bag_mean_gradient_without_weights(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_MEAN_BACKWARD, T, I, 4, INTEGERS(1, 44, 0, 1), 3, INTEGERS(0, 3, 3));
     give_grad_out(&c, 3, NUMBERS(2, 4, NAN, NAN, 6, 8));
     expect_ok(run(&c));
@@ -598,9 +685,11 @@ static void test_bag_mean_gradient_without_weights(void **state) {
 }
 
 /* out is (4, 5): the difference W - out is (-3, -3) and (1, 1). */
-static void test_weighted_mean_gradients_of_table_and_weights(void **state) {
+static void test_weighted_mean_gradients_of_table_and_weights(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_MEAN_BACKWARD, T, I, 2, INTEGERS(0, 2), 1, INTEGERS(0));
     c.desc.grad_write = SHEAF_GRAD_OVERWRITE;
     give_grad_out(&c, 1, NUMBERS(4, 8));
@@ -612,9 +701,11 @@ static void test_weighted_mean_gradients_of_table_and_weights(void **state) {
   }
 }
 
-static void test_weights_gradient_alone_needs_no_table_gradient(void **state) {
+static void test_weights_gradient_alone_needs_no_table_gradient(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = bags(SHEAF_BAG_SUM_BACKWARD, T, I, 2, INTEGERS(0, 2), 1, INTEGERS(0));
     give_grad_out(&c, 1, NUMBERS(1, 1));
     give_weights(&c, NUMBERS(1, 3));
@@ -625,9 +716,11 @@ static void test_weights_gradient_alone_needs_no_table_gradient(void **state) {
   }
 }
 
-static void test_max_gradient_goes_to_arg_and_minus_one_is_silent(void **state) {
+static void test_max_gradient_goes_to_arg_and_minus_one_is_silent(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_BAG_MAX_BACKWARD, T, I);
     c.desc.bags = 3;
     give_grad_out(&c, 3, NUMBERS(1, 2, NAN, 4, 5, NAN));
@@ -641,9 +734,11 @@ static void test_max_gradient_goes_to_arg_and_minus_one_is_silent(void **state) 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
 
 /* Two problems on one table (a stride of 0), each with its own indices; positions count over both. */
-static void test_batch_runs_independent_problems(void **state) {
+static void test_batch_runs_independent_problems(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_LOOKUP, T, I);
     c.desc.batch = 2;
     c.desc.indices = 3;
@@ -664,9 +759,11 @@ static void test_batch_runs_independent_problems(void **state) {
   }
 }
 
-static void test_batch_of_gradients_keeps_problems_apart(void **state) {
+static void test_batch_of_gradients_keeps_problems_apart(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_LOOKUP_BACKWARD, T, I);
     c.args.table.tensor = NULL;
     c.desc.batch = 2;
@@ -674,7 +771,8 @@ static void test_batch_of_gradients_keeps_problems_apart(void **state) {
     c.desc.indices = 2;
     c.desc.scale_grad_by_freq = 1;
     c.args.indices = tiny_operand(tiny_int_matrix(I, 2, 2, INTEGERS(0, 1, 0, 0)));
-    c.args.grad_out = tiny_operand(tiny_reshape(tiny_matrix(T, 4, 2, NUMBERS(1, 2, 3, 4, 5, 6, 7, 8)), 3, INTEGERS(2, 2, 2)));
+    c.args.grad_out =
+        tiny_operand(tiny_reshape(tiny_matrix(T, 4, 2, NUMBERS(1, 2, 3, 4, 5, 6, 7, 8)), 3, INTEGERS(2, 2, 2)));
     c.table_grad = tiny_reshape(tiny_matrix(T, 4, 2, NULL), 3, INTEGERS(2, 2, 2));
     c.args.table_grad = tiny_operand(c.table_grad);
     expect_ok(tiny_run_embedding(&c.desc, &c.args));
@@ -684,7 +782,8 @@ static void test_batch_of_gradients_keeps_problems_apart(void **state) {
 
 #define UNIT(name) cmocka_unit_test_teardown(name, tiny_teardown)
 
-int main(void) {
+int main(void)
+{
   const struct CMUnitTest tests[] = {
       UNIT(test_lookup_copies_rows),
       UNIT(test_lookup_and_max_copy_bits),
@@ -703,6 +802,7 @@ int main(void) {
       UNIT(test_bag_sum_follows_ieee_for_infinities_and_nan),
       UNIT(test_sum_that_comes_out_zero_is_positive),
       UNIT(test_weighted_sum_that_underflows_is_positive_zero),
+      UNIT(test_gradients_that_underflow_are_positive_zero),
       UNIT(test_denormals_are_kept),
       UNIT(test_sum_is_a_tree_of_sixteens),
       UNIT(test_skipped_entries_keep_their_place_in_the_sum),

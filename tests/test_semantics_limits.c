@@ -12,7 +12,7 @@
 
 #include "support/tiny.h"
 
-/* ---- Calls with every operand that their kind takes --------------------------------------------------------------- */
+/* ---- Calls with every operand that their kind takes -------------------------------------------------------------- */
 
 typedef struct embedding_call {
   sheaf_embedding_desc desc;
@@ -23,7 +23,8 @@ typedef struct embedding_call {
 
 /* Operands of a kind: V rows of 2, N indices, bags at `offsets`, outputs full of 7. Weighted where that can be. */
 static embedding_call call_embedding(sheaf_embedding_desc desc, const int64_t *indices, int64_t offset_count,
-                                     const int64_t *offsets) {
+                                     const int64_t *offsets)
+{
   embedding_call c = {.desc = desc, .args = SHEAF_EMBEDDING_ARGS_INIT};
   const bool lookup = desc.kind == SHEAF_LOOKUP || desc.kind == SHEAF_LOOKUP_BACKWARD;
   const bool backward = desc.kind == SHEAF_LOOKUP_BACKWARD || desc.kind == SHEAF_BAG_SUM_BACKWARD ||
@@ -63,8 +64,9 @@ static embedding_call call_embedding(sheaf_embedding_desc desc, const int64_t *i
   return c;
 }
 
-static sheaf_embedding_desc describe(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype, int64_t count,
-                                     int64_t bags) {
+static sheaf_embedding_desc describe(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype,
+                                     int64_t count, int64_t bags)
+{
   sheaf_embedding_desc desc = tiny_embedding(kind, dtype, index_dtype);
   desc.rows = 4;
   desc.dim = 2;
@@ -74,14 +76,14 @@ static sheaf_embedding_desc describe(sheaf_embedding_kind kind, sheaf_dtype dtyp
   return desc;
 }
 
-static sheaf_status run_embedding(embedding_call *c) {
+static sheaf_status run_embedding(embedding_call *c)
+{
   c->args.report = &c->report;
   return tiny_run_embedding(&c->desc, &c->args);
 }
 
-#define expect_outputs_untouched(c)                                        \
-  for (int output_ = 0; output_ < 2 && (c).outputs[output_] != NULL; output_++) \
-  expect_untouched((c).outputs[output_])
+#define expect_outputs_untouched(c) \
+  for (int output_ = 0; output_ < 2 && (c).outputs[output_] != NULL; output_++) expect_untouched((c).outputs[output_])
 
 typedef struct segment_call {
   sheaf_segment_desc desc;
@@ -90,16 +92,19 @@ typedef struct segment_call {
   sheaf_index_report report;
 } segment_call;
 
-static bool is_segment_backward(sheaf_segment_kind kind) {
+static bool is_segment_backward(sheaf_segment_kind kind)
+{
   return strstr(sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)kind), "backward") != NULL;
 }
 
-static bool is_segment_sorted(sheaf_segment_kind kind) {
+static bool is_segment_sorted(sheaf_segment_kind kind)
+{
   return strstr(sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)kind), "unsorted") == NULL;
 }
 
 static segment_call call_segment(sheaf_segment_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype, int64_t count,
-                                 const int64_t *ids, int64_t segments, int64_t dim) {
+                                 const int64_t *ids, int64_t segments, int64_t dim)
+{
   segment_call c = {.desc = tiny_segment(kind, dtype, index_dtype), .args = SHEAF_SEGMENT_ARGS_INIT};
   c.desc.rows = count;
   c.desc.dim = dim;
@@ -117,12 +122,14 @@ static segment_call call_segment(sheaf_segment_kind kind, sheaf_dtype dtype, she
   return c;
 }
 
-static sheaf_status run_segment(segment_call *c) {
+static sheaf_status run_segment(segment_call *c)
+{
   c->args.report = &c->report;
   return tiny_run_segment(&c->desc, &c->args);
 }
 
-static void expect_error(const char *operand, int64_t position, int64_t value, int64_t count) {
+static void expect_error(const char *operand, int64_t position, int64_t value, int64_t count)
+{
   const sheaf_error_info info = sheaf_last_error_info();
   assert_non_null(info.operand);
   assert_string_equal(info.operand, operand);
@@ -140,14 +147,17 @@ static void expect_error(const char *operand, int64_t position, int64_t value, i
 
 /* ---- Bad indices as errors --------------------------------------------------------------------------------------- */
 
-static void test_bad_index_error_names_it_and_leaves_outputs(void **state) {
+static void test_bad_index_error_names_it_and_leaves_outputs(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_LOOKUP; kind <= SHEAF_BAG_MAX_BACKWARD; kind++) {
       const bool max_backward = kind == SHEAF_BAG_MAX_BACKWARD;
       sheaf_embedding_desc desc = describe((sheaf_embedding_kind)kind, T, I, 4, 2);
       desc.bad_index = SHEAF_BAD_INDEX_ERROR;
-      embedding_call c = call_embedding(desc, max_backward ? INTEGERS(-1, 0, 19, -2) : INTEGERS(0, 3, 19, -2), 2, INTEGERS(0, 1));
+      embedding_call c =
+          call_embedding(desc, max_backward ? INTEGERS(-1, 0, 19, -2) : INTEGERS(0, 3, 19, -2), 2, INTEGERS(0, 1));
       expect_status(run_embedding(&c), SHEAF_INDEX_OUT_OF_RANGE);
       expect_error(max_backward ? "arg" : "indices", 2, 19, 2);
       expect_outputs_untouched(c);
@@ -158,9 +168,11 @@ static void test_bad_index_error_names_it_and_leaves_outputs(void **state) {
   }
 }
 
-static void test_bad_segment_id_error_names_it_and_leaves_outputs(void **state) {
+static void test_bad_segment_id_error_names_it_and_leaves_outputs(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_SEGMENT_SUM; kind <= SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD; kind++) {
       segment_call c = call_segment((sheaf_segment_kind)kind, T, I, 4, INTEGERS(0, 1, 33, 44), 3, 2);
       c.desc.bad_index = SHEAF_BAD_INDEX_ERROR;
@@ -173,22 +185,24 @@ static void test_bad_segment_id_error_names_it_and_leaves_outputs(void **state) 
 
 /* ---- Offsets and sorted ids -------------------------------------------------------------------------------------- */
 
-static void test_wrong_offsets_name_the_entry_and_leave_outputs(void **state) {
+static void test_wrong_offsets_name_the_entry_and_leave_outputs(void **state)
+{
   (void)state;
   static const struct {
     int64_t offsets[4];
     sheaf_bag_form form;
     int64_t count, position;
   } cases[] = {
-      {{1, 2, 3}, SHEAF_BAGS_OFFSETS, 3, 0},           /* does not start at 0 */
-      {{-1, 0, 1}, SHEAF_BAGS_OFFSETS, 3, 0},          /* negative */
-      {{0, 3, 2}, SHEAF_BAGS_OFFSETS, 3, 2},           /* decreases */
-      {{0, 1, 9}, SHEAF_BAGS_OFFSETS, 3, 2},           /* beyond N */
-      {{0, 1, 2, 3}, SHEAF_BAGS_OFFSETS_END, 4, 3},    /* does not end at N */
-      {{0, 1, 2, 5}, SHEAF_BAGS_OFFSETS_END, 4, 3},    /* ends beyond it */
+      {{1, 2, 3}, SHEAF_BAGS_OFFSETS, 3, 0},        /* does not start at 0 */
+      {{-1, 0, 1}, SHEAF_BAGS_OFFSETS, 3, 0},       /* negative */
+      {{0, 3, 2}, SHEAF_BAGS_OFFSETS, 3, 2},        /* decreases */
+      {{0, 1, 9}, SHEAF_BAGS_OFFSETS, 3, 2},        /* beyond N */
+      {{0, 1, 2, 3}, SHEAF_BAGS_OFFSETS_END, 4, 3}, /* does not end at N */
+      {{0, 1, 2, 5}, SHEAF_BAGS_OFFSETS_END, 4, 3}, /* ends beyond it */
       {{0, 2, 1, 4}, SHEAF_BAGS_OFFSETS_END, 4, 2},
   };
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_BAG_SUM; kind <= SHEAF_BAG_MAX; kind++) {
       for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sheaf_embedding_desc desc = describe((sheaf_embedding_kind)kind, T, I, 4, 3);
@@ -202,9 +216,11 @@ static void test_wrong_offsets_name_the_entry_and_leave_outputs(void **state) {
   }
 }
 
-static void test_unsorted_ids_of_a_sorted_op_name_the_place(void **state) {
+static void test_unsorted_ids_of_a_sorted_op_name_the_place(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_SEGMENT_SUM; kind <= SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD; kind++) {
       segment_call c = call_segment((sheaf_segment_kind)kind, T, I, 5, INTEGERS(0, 2, 2, 1, 0), 3, 2);
       if (is_segment_sorted((sheaf_segment_kind)kind)) {
@@ -220,10 +236,11 @@ static void test_unsorted_ids_of_a_sorted_op_name_the_place(void **state) {
 
 /* ---- Empty extents ----------------------------------------------------------------------------------------------- */
 
-static void null_empty_operands(embedding_call *c) {
-  const sheaf_operand *operands[] = {&c->args.table, &c->args.indices, &c->args.offsets, &c->args.weights,
-                                     &c->args.grad_out, &c->args.out, &c->args.arg, &c->args.table_grad,
-                                     &c->args.weights_grad};
+static void null_empty_operands(embedding_call *c)
+{
+  const sheaf_operand *operands[] = {&c->args.table,   &c->args.indices,    &c->args.offsets,
+                                     &c->args.weights, &c->args.grad_out,   &c->args.out,
+                                     &c->args.arg,     &c->args.table_grad, &c->args.weights_grad};
   for (size_t i = 0; i < sizeof operands / sizeof *operands; i++) {
     if (operands[i]->tensor != NULL && operands[i]->bytes == 0) {
       ((tiny *)(void *)(uintptr_t)operands[i]->tensor)->tensor.data = NULL; /* the tensor is a tiny's first member */
@@ -231,9 +248,11 @@ static void null_empty_operands(embedding_call *c) {
   }
 }
 
-static void test_no_indices_is_legal(void **state) {
+static void test_no_indices_is_legal(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_LOOKUP; kind <= SHEAF_BAG_MAX; kind++) {
       embedding_call c = call_embedding(describe((sheaf_embedding_kind)kind, T, I, 0, 2), NULL, 2, INTEGERS(0, 0));
       null_empty_operands(&c);
@@ -251,11 +270,13 @@ static void test_no_indices_is_legal(void **state) {
   }
 }
 
-static void test_no_indices_with_overwrite_writes_zeros(void **state) {
+static void test_no_indices_with_overwrite_writes_zeros(void **state)
+{
   (void)state;
   static const sheaf_embedding_kind kinds[] = {SHEAF_LOOKUP_BACKWARD, SHEAF_BAG_SUM_BACKWARD, SHEAF_BAG_MEAN_BACKWARD,
                                                SHEAF_BAG_MAX_BACKWARD};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int k = 0; k < 4; k++) {
       sheaf_embedding_desc desc = describe(kinds[k], T, I, 0, 0);
       desc.grad_write = SHEAF_GRAD_OVERWRITE;
@@ -267,9 +288,11 @@ static void test_no_indices_with_overwrite_writes_zeros(void **state) {
   }
 }
 
-static void test_no_bags_and_no_columns_are_legal(void **state) {
+static void test_no_bags_and_no_columns_are_legal(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_LOOKUP; kind <= SHEAF_BAG_MAX_BACKWARD; kind++) {
       embedding_call none = call_embedding(describe((sheaf_embedding_kind)kind, T, I, 0, 0), NULL, 0, NULL);
       null_empty_operands(&none);
@@ -286,9 +309,11 @@ static void test_no_bags_and_no_columns_are_legal(void **state) {
   }
 }
 
-static void test_no_bags_with_an_end_offset_is_legal(void **state) {
+static void test_no_bags_with_an_end_offset_is_legal(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     sheaf_embedding_desc desc = describe(SHEAF_BAG_SUM, T, I, 0, 0);
     desc.bag_form = SHEAF_BAGS_OFFSETS_END;
     embedding_call c = call_embedding(desc, NULL, 1, INTEGERS(0));
@@ -296,9 +321,11 @@ static void test_no_bags_with_an_end_offset_is_legal(void **state) {
   }
 }
 
-static void test_every_index_into_no_rows_is_bad(void **state) {
+static void test_every_index_into_no_rows_is_bad(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_LOOKUP; kind <= SHEAF_BAG_MAX; kind++) {
       sheaf_embedding_desc desc = describe((sheaf_embedding_kind)kind, T, I, 2, 1);
       desc.rows = 0;
@@ -317,9 +344,11 @@ static void test_every_index_into_no_rows_is_bad(void **state) {
   }
 }
 
-static void test_no_bags_for_some_indices_is_invalid(void **state) {
+static void test_no_bags_for_some_indices_is_invalid(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_BAG_SUM; kind <= SHEAF_BAG_MAX; kind++) {
       embedding_call c = call_embedding(describe((sheaf_embedding_kind)kind, T, I, 2, 0), INTEGERS(0, 1), 0, NULL);
       expect_status(run_embedding(&c), SHEAF_INVALID_PROBLEM);
@@ -328,9 +357,11 @@ static void test_no_bags_for_some_indices_is_invalid(void **state) {
   }
 }
 
-static void test_empty_segment_problems_are_legal(void **state) {
+static void test_empty_segment_problems_are_legal(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int kind = SHEAF_SEGMENT_SUM; kind <= SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD; kind++) {
       const sheaf_segment_kind k = (sheaf_segment_kind)kind;
       segment_call no_rows = call_segment(k, T, I, 0, NULL, 2, 1);
@@ -359,7 +390,8 @@ static void test_empty_segment_problems_are_legal(void **state) {
 
 /* Rows of 2 within a buffer of rows of `stride`, from column `column` on. */
 static sheaf_operand slice(DLTensor *tensor, int64_t *shape_and_strides, tiny *buffer, int64_t count, int64_t stride,
-                           int64_t column) {
+                           int64_t column)
+{
   *tensor = buffer->tensor;
   tensor->ndim = 2;
   tensor->shape = shape_and_strides;
@@ -372,9 +404,11 @@ static sheaf_operand slice(DLTensor *tensor, int64_t *shape_and_strides, tiny *b
   return (sheaf_operand){tensor, 0};
 }
 
-static void test_disjoint_columns_of_one_buffer_are_fine_and_shared_elements_are_not(void **state) {
+static void test_disjoint_columns_of_one_buffer_are_fine_and_shared_elements_are_not(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int64_t column = 0; column <= 2; column++) {
       tiny *buffer = tiny_matrix(T, 4, 4, NUMBERS(1, 2, 0, 0, 3, 4, 0, 0, 5, 6, 0, 0, 7, 8, 0, 0));
       DLTensor table;
@@ -399,9 +433,11 @@ static void test_disjoint_columns_of_one_buffer_are_fine_and_shared_elements_are
   }
 }
 
-static void test_negative_strides_are_invalid(void **state) {
+static void test_negative_strides_are_invalid(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     embedding_call c = call_embedding(describe(SHEAF_LOOKUP, T, I, 2, 0), INTEGERS(0, 1), 0, NULL);
     tiny *table = tiny_matrix(T, 4, 2, NULL);
     table->tensor.strides = table->strides;
@@ -414,9 +450,11 @@ static void test_negative_strides_are_invalid(void **state) {
   }
 }
 
-static void test_short_memory_is_named_with_its_bytes(void **state) {
+static void test_short_memory_is_named_with_its_bytes(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     embedding_call c = call_embedding(describe(SHEAF_LOOKUP, T, I, 2, 0), INTEGERS(0, 1), 0, NULL);
     c.args.table.bytes -= 1;
     expect_status(run_embedding(&c), SHEAF_BUFFER_TOO_SMALL);
@@ -428,9 +466,11 @@ static void test_short_memory_is_named_with_its_bytes(void **state) {
   }
 }
 
-static void test_data_between_elements_is_misaligned(void **state) {
+static void test_data_between_elements_is_misaligned(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     embedding_call c = call_embedding(describe(SHEAF_LOOKUP, T, I, 2, 0), INTEGERS(0, 1), 0, NULL);
     tiny *table = tiny_matrix(T, 5, 2, NULL);
     table->shape[0] = 4;
@@ -441,9 +481,11 @@ static void test_data_between_elements_is_misaligned(void **state) {
   }
 }
 
-static void test_small_workspace_is_refused(void **state) {
+static void test_small_workspace_is_refused(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     embedding_call c = call_embedding(describe(SHEAF_LOOKUP_BACKWARD, T, I, 4, 0), INTEGERS(0, 1, 0, 2), 0, NULL);
     sheaf_plan *plan;
     expect_ok(sheaf_embedding_select(&c.desc, NULL, &plan));
@@ -457,9 +499,11 @@ static void test_small_workspace_is_refused(void **state) {
   }
 }
 
-static void test_grouping_of_another_description_is_refused(void **state) {
+static void test_grouping_of_another_description_is_refused(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     embedding_call c = call_embedding(describe(SHEAF_LOOKUP_BACKWARD, T, I, 4, 0), INTEGERS(0, 1, 0, 2), 0, NULL);
     sheaf_plan *plan;
     expect_ok(sheaf_embedding_select(&c.desc, NULL, &plan));
@@ -487,15 +531,18 @@ static void test_grouping_of_another_description_is_refused(void **state) {
 
 /* ---- Descriptions ------------------------------------------------------------------------------------------------ */
 
-static void expect_refusal(const sheaf_embedding_desc *desc, sheaf_status expected) {
+static void expect_refusal(const sheaf_embedding_desc *desc, sheaf_status expected)
+{
   sheaf_plan *plan = (sheaf_plan *)(uintptr_t)1;
   expect_status(sheaf_embedding_select(desc, NULL, &plan), expected);
   assert_null(plan);
 }
 
-static void test_unsupported_wishes_are_refused(void **state) {
+static void test_unsupported_wishes_are_refused(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     sheaf_embedding_desc desc = describe(SHEAF_BAG_MAX, T, I, 4, 2);
     desc.weighted = 1;
     expect_refusal(&desc, SHEAF_UNSUPPORTED);
@@ -503,8 +550,8 @@ static void test_unsupported_wishes_are_refused(void **state) {
     desc.scale_grad_by_freq = 1;
     expect_refusal(&desc, SHEAF_UNSUPPORTED);
   }
-  static const sheaf_embedding_kind backward[] = {SHEAF_LOOKUP_BACKWARD, SHEAF_BAG_SUM_BACKWARD, SHEAF_BAG_MEAN_BACKWARD,
-                                                  SHEAF_BAG_MAX_BACKWARD};
+  static const sheaf_embedding_kind backward[] = {SHEAF_LOOKUP_BACKWARD, SHEAF_BAG_SUM_BACKWARD,
+                                                  SHEAF_BAG_MEAN_BACKWARD, SHEAF_BAG_MAX_BACKWARD};
   for (int k = 0; k < 4; k++) {
     sheaf_embedding_desc desc = describe(backward[k], SHEAF_INT8, SHEAF_I64, 4, 2);
     expect_refusal(&desc, SHEAF_UNSUPPORTED);
@@ -518,9 +565,11 @@ static void test_unsupported_wishes_are_refused(void **state) {
   expect_status(sheaf_segment_select(&segment, NULL, &plan), SHEAF_UNSUPPORTED);
 }
 
-static void test_contradictions_are_invalid(void **state) {
+static void test_contradictions_are_invalid(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     const sheaf_embedding_desc good = describe(SHEAF_BAG_SUM, T, I, 4, 2);
     const size_t fields[] = {offsetof(sheaf_embedding_desc, rows),      offsetof(sheaf_embedding_desc, dim),
                              offsetof(sheaf_embedding_desc, indices),   offsetof(sheaf_embedding_desc, bags),
@@ -556,13 +605,14 @@ static void test_contradictions_are_invalid(void **state) {
 /* ---- Quantised rows ---------------------------------------------------------------------------------------------- */
 
 static const double int8_rows[] = {0, 255, 3, 100, 20, 20, 20, 20};
-static const int64_t int8_bytes[] = {0,  255, 3, 100, 0, 0, 128, 63, 0, 0, 0,   0,  /* scale 1, bias 0 */
-                                     0,  0,   0, 0,   0, 0, 0,   0,  0, 0, 160, 65}; /* scale 0, bias 20 */
+static const int64_t int8_bytes[] = {0, 255, 3, 100, 0, 0, 128, 63, 0, 0, 0,   0,   /* scale 1, bias 0 */
+                                     0, 0,   0, 0,   0, 0, 0,   0,  0, 0, 160, 65}; /* scale 0, bias 20 */
 static const double int4_rows[] = {0, 15, 3, 7, 9, -2, -2, -2, -2, -2};
 static const int64_t int4_bytes[] = {0xF0, 0x73, 0x09, 0x00, 0x3C, 0x00, 0x00,  /* scale 1, bias 0 */
                                      0x00, 0x00, 0x00, 0x00, 0x3C, 0x00, 0xC0}; /* scale 0 is taken as 1, bias -2 */
 
-static void test_rows_are_packed_and_unpacked(void **state) {
+static void test_rows_are_packed_and_unpacked(void **state)
+{
   (void)state;
   const sheaf_operand eight = tiny_operand(tiny_matrix(SHEAF_F32, 2, 4, int8_rows));
   tiny *packed8 = tiny_int_matrix(SHEAF_U8, 2, 12, NULL);
@@ -587,7 +637,8 @@ static void test_rows_are_packed_and_unpacked(void **state) {
   tiny_expect_numbers(back4, int4_rows, 10, __FILE__, __LINE__);
 }
 
-static void test_row_with_nan_or_infinity_cannot_be_quantised(void **state) {
+static void test_row_with_nan_or_infinity_cannot_be_quantised(void **state)
+{
   (void)state;
   static const double values[] = {NAN, INFINITY, -INFINITY};
   for (int i = 0; i < 3; i++) {
@@ -604,7 +655,8 @@ static void test_row_with_nan_or_infinity_cannot_be_quantised(void **state) {
   }
 }
 
-static void test_quantised_lookups_and_bags(void **state) {
+static void test_quantised_lookups_and_bags(void **state)
+{
   (void)state;
   static const sheaf_dtype out_types[] = {SHEAF_DTYPE_NONE, SHEAF_F32, SHEAF_F16, SHEAF_BF16};
   static const sheaf_embedding_kind kinds[] = {SHEAF_LOOKUP, SHEAF_BAG_SUM, SHEAF_BAG_MEAN, SHEAF_BAG_MAX};
@@ -630,17 +682,17 @@ static void test_quantised_lookups_and_bags(void **state) {
       args.out = tiny_operand(out);
       expect_ok(tiny_run_embedding(&desc, &args));
       switch (kinds[k]) {
-        case SHEAF_LOOKUP:
-          expect_numbers(out, -2, -2, -2, -2, -2, 0, 15, 3, 7, 9, 0, 15, 3, 7, 9);
-          break;
-        case SHEAF_BAG_SUM:
-          expect_numbers(out, -4, 26, 2, 10, 14);
-          break;
-        case SHEAF_BAG_MEAN:
-          expect_numbers(out, -1, 6.5, 0.5, 2.5, 3.5);
-          break;
-        default:
-          expect_numbers(out, 0, 15, 3, 7, 9);
+      case SHEAF_LOOKUP:
+        expect_numbers(out, -2, -2, -2, -2, -2, 0, 15, 3, 7, 9, 0, 15, 3, 7, 9);
+        break;
+      case SHEAF_BAG_SUM:
+        expect_numbers(out, -4, 26, 2, 10, 14);
+        break;
+      case SHEAF_BAG_MEAN:
+        expect_numbers(out, -1, 6.5, 0.5, 2.5, 3.5);
+        break;
+      default:
+        expect_numbers(out, 0, 15, 3, 7, 9);
       }
     }
   }
@@ -648,7 +700,8 @@ static void test_quantised_lookups_and_bags(void **state) {
 
 #define UNIT(name) cmocka_unit_test_teardown(name, tiny_teardown)
 
-int main(void) {
+int main(void)
+{
   const struct CMUnitTest tests[] = {
       UNIT(test_bad_index_error_names_it_and_leaves_outputs),
       UNIT(test_bad_segment_id_error_names_it_and_leaves_outputs),

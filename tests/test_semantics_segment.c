@@ -1,4 +1,4 @@
-/* test_semantics_segment.c: the rules of segment reductions, one by one, on problems small enough to work out by hand. */
+/* test_semantics_segment.c: the rules of segment reductions, one by one, on problems worked out by hand. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,13 +34,15 @@ static const reduction minima = {SHEAF_SEGMENT_MIN, SHEAF_SEGMENT_MIN_BACKWARD, 
 static const reduction products = {SHEAF_SEGMENT_PROD, SHEAF_SEGMENT_PROD_BACKWARD, SHEAF_UNSORTED_SEGMENT_PROD,
                                    SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD};
 
-static bool is_extreme(sheaf_segment_kind kind) {
+static bool is_extreme(sheaf_segment_kind kind)
+{
   return kind == SHEAF_SEGMENT_MAX || kind == SHEAF_SEGMENT_MIN || kind == SHEAF_UNSORTED_SEGMENT_MAX ||
          kind == SHEAF_UNSORTED_SEGMENT_MIN;
 }
 
-static call begin(sheaf_segment_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype, int64_t count, const int64_t *ids,
-                  int64_t segments, int64_t dim) {
+static call begin(sheaf_segment_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype, int64_t count,
+                  const int64_t *ids, int64_t segments, int64_t dim)
+{
   call c = {.desc = tiny_segment(kind, dtype, index_dtype), .args = SHEAF_SEGMENT_ARGS_INIT};
   c.desc.rows = count;
   c.desc.dim = dim;
@@ -49,16 +51,19 @@ static call begin(sheaf_segment_kind kind, sheaf_dtype dtype, sheaf_dtype index_
   return c;
 }
 
-static void give_data(call *c, const double *values) {
+static void give_data(call *c, const double *values)
+{
   c->data = tiny_matrix(c->desc.dtype, c->desc.rows, c->desc.dim, values);
   c->args.data = tiny_operand(c->data);
 }
 
-static void give_grad_out(call *c, const double *values) {
+static void give_grad_out(call *c, const double *values)
+{
   c->args.grad_out = tiny_operand(tiny_matrix(c->desc.dtype, c->desc.segments, c->desc.dim, values));
 }
 
-static sheaf_status run(call *c) {
+static sheaf_status run(call *c)
+{
   c->args.report = &c->report;
   if (c->args.grad_out.tensor != NULL) {
     c->data_grad = tiny_matrix(c->desc.dtype, c->desc.rows, c->desc.dim, NULL);
@@ -76,13 +81,16 @@ static sheaf_status run(call *c) {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-static void test_segments_reduce_their_rows(void **state) {
+static void test_segments_reduce_their_rows(void **state)
+{
   (void)state;
   static const double data[] = {1, 2, 3, -4, 5, 6, 2, 0.5, -3, 8};
   static const double shuffled[] = {5, 6, 1, 2, 2, 0.5, 3, -4, -3, 8};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     const reduction *const all[] = {&sums, &means, &maxima, &minima, &products};
-    const double expected[5][4] = {{4, -2, 4, 14.5}, {2, -1, 4.0 / 3, 14.5 / 3}, {3, 2, 5, 8}, {1, -4, -3, 0.5}, {3, -8, -30, 24}};
+    const double expected[5][4] = {
+        {4, -2, 4, 14.5}, {2, -1, 4.0 / 3, 14.5 / 3}, {3, 2, 5, 8}, {1, -4, -3, 0.5}, {3, -8, -30, 24}};
     for (int r = 0; r < 5; r++) {
       const double *e = expected[r];
       call sorted = begin(all[r]->sorted, T, I, 5, INTEGERS(0, 0, 2, 2, 2), 3, 2);
@@ -107,10 +115,12 @@ static void test_segments_reduce_their_rows(void **state) {
   }
 }
 
-static void test_empty_segment_is_neutral_by_default(void **state) {
+static void test_empty_segment_is_neutral_by_default(void **state)
+{
   (void)state;
   const reduction *const all[] = {&sums, &means, &maxima, &minima, &products};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int r = 0; r < 5; r++) {
       for (int unsorted = 0; unsorted <= 1; unsorted++) {
         call c = begin(unsorted ? all[r]->unsorted : all[r]->sorted, T, I, 1, INTEGERS(1), 3, 1);
@@ -126,11 +136,13 @@ static void test_empty_segment_is_neutral_by_default(void **state) {
   }
 }
 
-static void test_empty_segment_can_be_the_identity(void **state) {
+static void test_empty_segment_can_be_the_identity(void **state)
+{
   (void)state;
   const reduction *const all[] = {&sums, &means, &maxima, &minima, &products};
   const double identity[] = {0, NAN, -INFINITY, INFINITY, 1};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int r = 0; r < 5; r++) {
       for (int unsorted = 0; unsorted <= 1; unsorted++) {
         call c = begin(unsorted ? all[r]->unsorted : all[r]->sorted, T, I, 1, INTEGERS(1), 3, 1);
@@ -143,11 +155,13 @@ static void test_empty_segment_can_be_the_identity(void **state) {
   }
 }
 
-static void test_bad_ids_are_skipped_and_reported(void **state) {
+static void test_bad_ids_are_skipped_and_reported(void **state)
+{
   (void)state;
   const reduction *const all[] = {&sums, &means, &maxima, &minima, &products};
   const double expected[] = {8, 4, 6, 2, 12};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int r = 0; r < 5; r++) {
       call sorted = begin(all[r]->sorted, T, I, 5, INTEGERS(-7, -1, 0, 0, 1), 1, 1);
       give_data(&sorted, NUMBERS(NAN, NAN, 2, 6, NAN));
@@ -163,9 +177,11 @@ static void test_bad_ids_are_skipped_and_reported(void **state) {
   }
 }
 
-static void test_extremes_take_the_first_nan_and_the_first_of_equals(void **state) {
+static void test_extremes_take_the_first_nan_and_the_first_of_equals(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int unsorted = 0; unsorted <= 1; unsorted++) {
       call max = begin(unsorted ? SHEAF_UNSORTED_SEGMENT_MAX : SHEAF_SEGMENT_MAX, T, I, 4, INTEGERS(0, 0, 0, 0), 1, 4);
       give_data(&max, NUMBERS(1, -0.0, 0.0, 2, NAN, 0.0, -0.0, 2, INFINITY, -1, -1, 1, NAN, -1, -1, 2));
@@ -181,12 +197,11 @@ static void test_extremes_take_the_first_nan_and_the_first_of_equals(void **stat
   }
 }
 
-static void test_extremes_copy_bits(void **state) {
+static void test_extremes_copy_bits(void **state)
+{
   (void)state;
-  static const uint64_t patterns[4][2] = {{0x7F800001, 0xFFC12345},
-                                          {0x7FF0000000000001, 0xFFF8123456789ABC},
-                                          {0x7C01, 0xFE45},
-                                          {0x7F81, 0xFFC3}};
+  static const uint64_t patterns[4][2] = {
+      {0x7F800001, 0xFFC12345}, {0x7FF0000000000001, 0xFFF8123456789ABC}, {0x7C01, 0xFE45}, {0x7F81, 0xFFC3}};
   static const sheaf_segment_kind kinds[] = {SHEAF_SEGMENT_MAX, SHEAF_SEGMENT_MIN, SHEAF_UNSORTED_SEGMENT_MAX,
                                              SHEAF_UNSORTED_SEGMENT_MIN};
   for (int t = 0; t < 4; t++) {
@@ -202,9 +217,11 @@ static void test_extremes_copy_bits(void **state) {
   }
 }
 
-static void test_product_follows_ieee(void **state) {
+static void test_product_follows_ieee(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     call c = begin(SHEAF_SEGMENT_PROD, T, I, 2, INTEGERS(0, 0), 1, 4);
     give_data(&c, NUMBERS(-0.0, INFINITY, INFINITY, NAN, 3, 0, -2, 0));
     expect_ok(run(&c));
@@ -212,9 +229,11 @@ static void test_product_follows_ieee(void **state) {
   }
 }
 
-static void test_sum_that_comes_out_zero_is_positive(void **state) {
+static void test_sum_that_comes_out_zero_is_positive(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     const sheaf_segment_kind kinds[] = {SHEAF_SEGMENT_SUM, SHEAF_SEGMENT_MEAN, SHEAF_UNSORTED_SEGMENT_SUM,
                                         SHEAF_UNSORTED_SEGMENT_MEAN};
     for (int k = 0; k < 4; k++) {
@@ -227,7 +246,8 @@ static void test_sum_that_comes_out_zero_is_positive(void **state) {
 }
 
 /* Sums by sixteens: the second sixteen are 16 before they meet the large term. Products likewise. */
-static void test_sum_and_product_are_trees_of_sixteens(void **state) {
+static void test_sum_and_product_are_trees_of_sixteens(void **state)
+{
   (void)state;
   int64_t ids[32] = {0};
   double terms[32];
@@ -250,9 +270,11 @@ static void test_sum_and_product_are_trees_of_sixteens(void **state) {
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-static void test_sum_and_mean_gradients_and_zero_rows_for_bad_ids(void **state) {
+static void test_sum_and_mean_gradients_and_zero_rows_for_bad_ids(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     const sheaf_segment_kind kinds[] = {sums.sorted_backward, means.sorted_backward, sums.unsorted_backward,
                                         means.unsorted_backward};
     for (int k = 0; k < 4; k++) {
@@ -273,9 +295,11 @@ static void test_sum_and_mean_gradients_and_zero_rows_for_bad_ids(void **state) 
 }
 
 /* The gradient of (2 5 5 1) goes to row 1 of a maximum, of either sign; -0 and +0 tie. */
-static void test_ties_go_to_the_first_or_are_split(void **state) {
+static void test_ties_go_to_the_first_or_are_split(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int unsorted = 0; unsorted <= 1; unsorted++) {
       call c = begin(unsorted ? maxima.unsorted_backward : maxima.sorted_backward, T, I, 4, INTEGERS(0, 0, 0, 0), 1, 3);
       give_data(&c, NUMBERS(2, 0.0, NAN, 5, -0.0, 9, 5, -1, NAN, 1, -2, 9));
@@ -296,9 +320,11 @@ static void test_ties_go_to_the_first_or_are_split(void **state) {
   }
 }
 
-static void test_extreme_gradient_follows_a_given_arg(void **state) {
+static void test_extreme_gradient_follows_a_given_arg(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     const sheaf_segment_kind kinds[] = {maxima.sorted_backward, minima.sorted_backward, maxima.unsorted_backward,
                                         minima.unsorted_backward};
     for (int k = 0; k < 4; k++) {
@@ -312,10 +338,12 @@ static void test_extreme_gradient_follows_a_given_arg(void **state) {
   }
 }
 
-static void test_forward_and_backward_of_extremes_agree(void **state) {
+static void test_forward_and_backward_of_extremes_agree(void **state)
+{
   (void)state;
   const double data[] = {1, NAN, -0.0, 4, NAN, 0.0, 4, 2, -1, -INFINITY, 3, -1};
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     const reduction *const both[] = {&maxima, &minima};
     for (int r = 0; r < 2; r++) {
       call forward = begin(both[r]->sorted, T, I, 4, INTEGERS(0, 0, 0, 0), 1, 3);
@@ -336,11 +364,14 @@ static void test_forward_and_backward_of_extremes_agree(void **state) {
 }
 
 /* Columns: no zero, one zero, one -0, two zeros. */
-static void test_product_gradient_is_safe_for_zeros(void **state) {
+static void test_product_gradient_is_safe_for_zeros(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int unsorted = 0; unsorted <= 1; unsorted++) {
-      call c = begin(unsorted ? products.unsorted_backward : products.sorted_backward, T, I, 3, INTEGERS(0, 0, 0), 1, 4);
+      call c =
+          begin(unsorted ? products.unsorted_backward : products.sorted_backward, T, I, 3, INTEGERS(0, 0, 0), 1, 4);
       give_data(&c, NUMBERS(2, 0, 5, 0, 4, 3, -0.0, -0.0, -1, 4, 7, 6));
       give_grad_out(&c, NUMBERS(3, 0.5, -1, 9));
       expect_ok(run(&c));
@@ -350,7 +381,8 @@ static void test_product_gradient_is_safe_for_zeros(void **state) {
 }
 
 /* Two roundings: P / x first, then times g. */
-static void test_product_gradient_divides_first(void **state) {
+static void test_product_gradient_divides_first(void **state)
+{
   (void)state;
   call c = begin(SHEAF_SEGMENT_PROD_BACKWARD, SHEAF_F32, SHEAF_I32, 2, INTEGERS(0, 0), 1, 1);
   give_data(&c, NUMBERS(3, 1.1));
@@ -363,11 +395,14 @@ static void test_product_gradient_divides_first(void **state) {
 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
 
-static void test_batch_runs_independent_problems(void **state) {
+static void test_batch_runs_independent_problems(void **state)
+{
   (void)state;
-  WALK_TYPES(T, I) {
+  WALK_TYPES(T, I)
+  {
     for (int unsorted = 0; unsorted <= 1; unsorted++) {
-      call c = {.desc = tiny_segment(unsorted ? maxima.unsorted : maxima.sorted, T, I), .args = SHEAF_SEGMENT_ARGS_INIT};
+      call c = {.desc = tiny_segment(unsorted ? maxima.unsorted : maxima.sorted, T, I),
+                .args = SHEAF_SEGMENT_ARGS_INIT};
       c.desc.batch = 2;
       c.desc.rows = 3;
       c.desc.dim = 1;
@@ -389,7 +424,8 @@ static void test_batch_runs_independent_problems(void **state) {
 
 #define UNIT(name) cmocka_unit_test_teardown(name, tiny_teardown)
 
-int main(void) {
+int main(void)
+{
   const struct CMUnitTest tests[] = {
       UNIT(test_segments_reduce_their_rows),
       UNIT(test_empty_segment_is_neutral_by_default),

@@ -135,8 +135,8 @@ typedef struct sheaf_embedding_desc {
  *   offsets       [B] or [B + 1]                                         kinds 2 to 6 unless in matrix form
  *   weights       as indices, of the table's dtype (quantised: F32)      kinds 2 to 5 when weighted
  *   grad_out      [N, D] for kind 1 (any leading shape of N), else [B, D] kinds 1 4 5 7
- *   out           [N, D] for kind 0 (any leading shape of N), else [B, D] kinds 0 2 3 6; 5: the forward output, read, when
- *                                                                         weights_grad is wanted
+ *   out           [N, D] for kind 0 (any leading shape of N), else [B, D] kinds 0 2 3 6; 5: the forward output (of the whole
+ *                                                                         table), read, when weights_grad is wanted
  *   arg           [B, D] of index_dtype: row that gave the maximum, or -1 kind 6: written, optional; kind 7: read
  *   table_grad    [V, D]                                                 kinds 1 7; 4 5 optional
  *   weights_grad  as weights, always overwritten                         kinds 4 5, optional, when weighted */

@@ -190,6 +190,7 @@ static void add_counts(void *context, int thread)
 static shf_matrix count_rows(const run *r)
 {
   count_task task = {.r = r, .counts = (int64_t *)(void *)(r->workspace + r->plan->layout.counts)};
+  if (r->desc->segments == 0) return (shf_matrix){NULL, 0, 0};
   task.threads = shf_plan_worth(r->plan->batch * r->desc->rows * 8, shf_plan_counting_threads(r->plan));
   shf_plan_parallel(task.threads, count_share, &task);
   if (task.threads > 1) shf_plan_parallel(task.threads, add_counts, &task);

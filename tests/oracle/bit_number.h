@@ -1,7 +1,7 @@
 /* bit_number.h: numbers, canonical sums and operand addresses of the bit oracle, straight from their definitions.
  *
- * Every value travels as a double. With `wide` false the arithmetic is that of f32: operands are f32 values held exactly
- * by the double, and each operation rounds once to f32. With `wide` true it is that of f64.
+ * Every value travels as a double. With `wide` false the arithmetic is that of f32: operands are f32 values held
+ * exactly by the double, and each operation rounds once to f32. With `wide` true it is that of f64.
  */
 #ifndef SHEAF_TESTS_BIT_NUMBER_H
 #define SHEAF_TESTS_BIT_NUMBER_H

@@ -28,7 +28,8 @@ typedef struct context {
 
 /* ---- Reading one problem ---------------------------------------------------------------------------------------- */
 
-static entry_class classify(const sheaf_embedding_desc *desc, int64_t index) {
+static entry_class classify(const sheaf_embedding_desc *desc, int64_t index)
+{
   const int64_t total = desc->total_rows != 0 ? desc->total_rows : desc->rows;
   if (index < 0 || index >= total) {
     return ENTRY_BAD;
@@ -39,7 +40,8 @@ static entry_class classify(const sheaf_embedding_desc *desc, int64_t index) {
   return index >= desc->row_begin && index < desc->row_begin + desc->rows ? ENTRY_LOCAL : ENTRY_FOREIGN;
 }
 
-static void report_bad(const context *c, int64_t position, int64_t value) {
+static void report_bad(const context *c, int64_t position, int64_t value)
+{
   sheaf_index_report *report = c->args->report;
   if (report != NULL) {
     if (report->count == 0) {
@@ -50,11 +52,13 @@ static void report_bad(const context *c, int64_t position, int64_t value) {
   }
 }
 
-static bool is_bag_kind(const sheaf_embedding_desc *desc) {
+static bool is_bag_kind(const sheaf_embedding_desc *desc)
+{
   return desc->kind >= SHEAF_BAG_SUM && desc->kind <= SHEAF_BAG_MAX;
 }
 
-static void read_bags(context *c) {
+static void read_bags(context *c)
+{
   const sheaf_embedding_desc *desc = c->desc;
   const sheaf_dtype offset_dtype = desc->offset_dtype != SHEAF_DTYPE_NONE ? desc->offset_dtype : desc->index_dtype;
   c->bag_start = bit_alloc(desc->bags + 1, sizeof *c->bag_start);
@@ -72,7 +76,8 @@ static void read_bags(context *c) {
   }
 }
 
-static context read_problem(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args, int64_t problem) {
+static context read_problem(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args, int64_t problem)
+{
   context c = {.desc = desc, .args = args, .batched = desc->batch >= 1, .problem = problem};
   c.wide = desc->dtype == SHEAF_F64;
   c.quantised = desc->dtype == SHEAF_INT8 || desc->dtype == SHEAF_INT4;
@@ -94,19 +99,22 @@ static context read_problem(const sheaf_embedding_desc *desc, const sheaf_embedd
   return c;
 }
 
-static void free_problem(context *c) {
+static void free_problem(context *c)
+{
   free(c->index);
   free(c->class);
   free(c->bag_start);
   free(c->bag_of);
 }
 
-static void *row_of(const context *c, const sheaf_operand *operand, int64_t row) {
+static void *row_of(const context *c, const sheaf_operand *operand, int64_t row)
+{
   return bit_row(operand, c->batched, c->problem, row);
 }
 
 /* Element d of table row `row` of this table, widened; a quantised one dequantised. */
-static double table_value(const context *c, int64_t row, int64_t d) {
+static double table_value(const context *c, int64_t row, int64_t d)
+{
   const int64_t dim = c->desc->dim;
   const unsigned char *packed = row_of(c, &c->args->table, row);
   if (c->desc->dtype == SHEAF_INT8) {
@@ -123,7 +131,8 @@ static double table_value(const context *c, int64_t row, int64_t d) {
   return bit_load(c->desc->dtype, packed, d);
 }
 
-static double weight_of(const context *c, int64_t k) {
+static double weight_of(const context *c, int64_t k)
+{
   return bit_load(c->weight_dtype, bit_entry(&c->args->weights, c->batched, c->problem, k), 0);
 }
 
@@ -131,14 +140,15 @@ static bool is_counted(entry_class class) { return class == ENTRY_LOCAL || class
 
 /* ---- Lookup ------------------------------------------------------------------------------------------------------ */
 
-static void lookup(const context *c) {
+static void lookup(const context *c)
+{
   const sheaf_embedding_desc *desc = c->desc;
   for (int64_t n = 0; n < desc->indices; n++) {
     char *out = row_of(c, &c->args->out, n);
-    const int64_t row = c->index[n] - desc->row_begin;
+    const int64_t row = c->class[n] != ENTRY_BAD ? c->index[n] - desc->row_begin : -1;
     const bool held = row >= 0 && row < desc->rows;
-    const bool copied = c->class[n] == ENTRY_LOCAL ||
-                        (c->class[n] == ENTRY_PADDING && desc->padding == SHEAF_PADDING_ROW && held);
+    const bool copied =
+        c->class[n] == ENTRY_LOCAL || (c->class[n] == ENTRY_PADDING && desc->padding == SHEAF_PADDING_ROW && held);
     const size_t bytes = bit_element_bytes(c->value_dtype);
     for (int64_t d = 0; d < desc->dim; d++) {
       if (!copied) {
@@ -155,7 +165,8 @@ static void lookup(const context *c) {
 /* ---- Bags, forward ----------------------------------------------------------------------------------------------- */
 
 /* What the sum of bag b is divided by; 0 counted entries give 0. */
-static double mean_divisor(const context *c, int64_t b, int64_t *counted) {
+static double mean_divisor(const context *c, int64_t b, int64_t *counted)
+{
   const int64_t begin = c->bag_start[b];
   const int64_t length = c->bag_start[b + 1] - begin;
   double *weights = bit_alloc(length, sizeof *weights);
@@ -173,7 +184,8 @@ static double mean_divisor(const context *c, int64_t b, int64_t *counted) {
   return divisor;
 }
 
-static void bag_sum_or_mean(const context *c) {
+static void bag_sum_or_mean(const context *c)
+{
   for (int64_t b = 0; b < c->desc->bags; b++) {
     const int64_t begin = c->bag_start[b];
     const int64_t length = c->bag_start[b + 1] - begin;
@@ -206,8 +218,9 @@ static void bag_sum_or_mean(const context *c) {
   }
 }
 
-/* The entry of bag b whose column d is the maximum: the first NaN, else the first of the largest; -1 when there is none. */
-static int64_t bag_max_entry(const context *c, int64_t b, int64_t d) {
+/* The entry of bag b whose column d is the maximum: the first NaN, else the first of the largest; -1: none. */
+static int64_t bag_max_entry(const context *c, int64_t b, int64_t d)
+{
   int64_t best = -1;
   double best_value = 0.0;
   for (int64_t k = c->bag_start[b]; k < c->bag_start[b + 1]; k++) {
@@ -222,7 +235,8 @@ static int64_t bag_max_entry(const context *c, int64_t b, int64_t d) {
   return best;
 }
 
-static void bag_max(const context *c) {
+static void bag_max(const context *c)
+{
   const size_t bytes = bit_element_bytes(c->value_dtype);
   for (int64_t b = 0; b < c->desc->bags; b++) {
     char *out = row_of(c, &c->args->out, b);
@@ -246,7 +260,8 @@ static void bag_max(const context *c) {
 /* ---- The table's gradient ---------------------------------------------------------------------------------------- */
 
 /* Adds `total` to one cell of table_grad, or writes it. */
-static void write_cell(const context *c, int64_t row, int64_t d, double total) {
+static void write_cell(const context *c, int64_t row, int64_t d, double total)
+{
   char *cells = row_of(c, &c->args->table_grad, row);
   if (c->desc->grad_write == SHEAF_GRAD_ACCUMULATE) {
     total = bit_add(c->wide, bit_load(c->value_dtype, cells, d), total);
@@ -254,14 +269,16 @@ static void write_cell(const context *c, int64_t row, int64_t d, double total) {
   bit_store(c->value_dtype, cells, d, total);
 }
 
-static void zero_table_grad(const context *c) {
+static void zero_table_grad(const context *c)
+{
   for (int64_t row = 0; row < c->desc->rows; row++) {
     memset(row_of(c, &c->args->table_grad, row), 0, (size_t)c->desc->dim * bit_element_bytes(c->value_dtype));
   }
 }
 
 /* The factors of the entries' gradient rows; NULL when all are 1 and rows are simply added. */
-static double *entry_coefficients(const context *c, const int64_t *rows, const bit_groups *groups) {
+static double *entry_coefficients(const context *c, const int64_t *rows, const bit_groups *groups)
+{
   const sheaf_embedding_desc *desc = c->desc;
   const bool mean = desc->kind == SHEAF_BAG_MEAN_BACKWARD;
   if (!desc->weighted && !mean && !desc->scale_grad_by_freq) {
@@ -291,7 +308,8 @@ static double *entry_coefficients(const context *c, const int64_t *rows, const b
 }
 
 /* Kinds 1, 4 and 5. */
-static void table_gradient(const context *c) {
+static void table_gradient(const context *c)
+{
   const sheaf_embedding_desc *desc = c->desc;
   int64_t *rows = bit_alloc(desc->indices, sizeof *rows); /* -1: contributes nothing */
   for (int64_t n = 0; n < desc->indices; n++) {
@@ -324,7 +342,8 @@ static void table_gradient(const context *c) {
 }
 
 /* Kind 7: column by column, since every column of a bag may come from another row. */
-static void max_gradient(const context *c) {
+static void max_gradient(const context *c)
+{
   const sheaf_embedding_desc *desc = c->desc;
   int64_t *rows = bit_alloc(desc->bags, sizeof *rows);
   double *terms = bit_alloc(desc->bags, sizeof *terms);
@@ -352,7 +371,8 @@ static void max_gradient(const context *c) {
   free(terms);
 }
 
-static void report_bad_args(const context *c) {
+static void report_bad_args(const context *c)
+{
   const sheaf_embedding_desc *desc = c->desc;
   for (int64_t b = 0; b < desc->bags; b++) {
     for (int64_t d = 0; d < desc->dim; d++) {
@@ -366,7 +386,8 @@ static void report_bad_args(const context *c) {
 
 /* ---- The weights' gradient --------------------------------------------------------------------------------------- */
 
-static void weights_gradient(const context *c) {
+static void weights_gradient(const context *c)
+{
   const sheaf_embedding_desc *desc = c->desc;
   const bool mean = desc->kind == SHEAF_BAG_MEAN_BACKWARD;
   double *upstream = bit_alloc(desc->dim, sizeof *upstream);
@@ -396,36 +417,38 @@ static void weights_gradient(const context *c) {
 
 /* ---- One problem after the other --------------------------------------------------------------------------------- */
 
-static void solve(const context *c) {
+static void solve(const context *c)
+{
   switch (c->desc->kind) {
-    case SHEAF_LOOKUP:
-      lookup(c);
-      break;
-    case SHEAF_BAG_SUM:
-    case SHEAF_BAG_MEAN:
-      bag_sum_or_mean(c);
-      break;
-    case SHEAF_BAG_MAX:
-      bag_max(c);
-      break;
-    case SHEAF_BAG_MAX_BACKWARD:
-      report_bad_args(c);
-      max_gradient(c);
-      break;
-    case SHEAF_LOOKUP_BACKWARD:
-    case SHEAF_BAG_SUM_BACKWARD:
-    case SHEAF_BAG_MEAN_BACKWARD:
-      if (c->args->table_grad.tensor != NULL) {
-        table_gradient(c);
-      }
-      if (c->args->weights_grad.tensor != NULL) {
-        weights_gradient(c);
-      }
-      break;
+  case SHEAF_LOOKUP:
+    lookup(c);
+    break;
+  case SHEAF_BAG_SUM:
+  case SHEAF_BAG_MEAN:
+    bag_sum_or_mean(c);
+    break;
+  case SHEAF_BAG_MAX:
+    bag_max(c);
+    break;
+  case SHEAF_BAG_MAX_BACKWARD:
+    report_bad_args(c);
+    max_gradient(c);
+    break;
+  case SHEAF_LOOKUP_BACKWARD:
+  case SHEAF_BAG_SUM_BACKWARD:
+  case SHEAF_BAG_MEAN_BACKWARD:
+    if (c->args->table_grad.tensor != NULL) {
+      table_gradient(c);
+    }
+    if (c->args->weights_grad.tensor != NULL) {
+      weights_gradient(c);
+    }
+    break;
   }
 }
 
-void bit_oracle_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args) {
+void bit_oracle_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
+{
   if (args->report != NULL) {
     *args->report = (sheaf_index_report){0, -1, 0};
   }

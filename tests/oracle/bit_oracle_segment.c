@@ -21,58 +21,61 @@ typedef struct context {
   bit_groups groups;
 } context;
 
-static reduction reduction_of(sheaf_segment_kind kind) {
+static reduction reduction_of(sheaf_segment_kind kind)
+{
   switch (kind) {
-    case SHEAF_SEGMENT_SUM:
-    case SHEAF_SEGMENT_SUM_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_SUM:
-    case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
-      return REDUCE_SUM;
-    case SHEAF_SEGMENT_MEAN:
-    case SHEAF_SEGMENT_MEAN_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_MEAN:
-    case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
-      return REDUCE_MEAN;
-    case SHEAF_SEGMENT_MAX:
-    case SHEAF_SEGMENT_MAX_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_MAX:
-    case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD:
-      return REDUCE_MAX;
-    case SHEAF_SEGMENT_MIN:
-    case SHEAF_SEGMENT_MIN_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_MIN:
-    case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD:
-      return REDUCE_MIN;
-    case SHEAF_SEGMENT_PROD:
-    case SHEAF_SEGMENT_PROD_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_PROD:
-    case SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD:
-      return REDUCE_PROD;
+  case SHEAF_SEGMENT_SUM:
+  case SHEAF_SEGMENT_SUM_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_SUM:
+  case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
+    return REDUCE_SUM;
+  case SHEAF_SEGMENT_MEAN:
+  case SHEAF_SEGMENT_MEAN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MEAN:
+  case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
+    return REDUCE_MEAN;
+  case SHEAF_SEGMENT_MAX:
+  case SHEAF_SEGMENT_MAX_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MAX:
+  case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD:
+    return REDUCE_MAX;
+  case SHEAF_SEGMENT_MIN:
+  case SHEAF_SEGMENT_MIN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MIN:
+  case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD:
+    return REDUCE_MIN;
+  case SHEAF_SEGMENT_PROD:
+  case SHEAF_SEGMENT_PROD_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_PROD:
+  case SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD:
+    return REDUCE_PROD;
   }
   abort();
 }
 
-static bool is_backward(sheaf_segment_kind kind) {
+static bool is_backward(sheaf_segment_kind kind)
+{
   switch (kind) {
-    case SHEAF_SEGMENT_SUM_BACKWARD:
-    case SHEAF_SEGMENT_MEAN_BACKWARD:
-    case SHEAF_SEGMENT_MAX_BACKWARD:
-    case SHEAF_SEGMENT_MIN_BACKWARD:
-    case SHEAF_SEGMENT_PROD_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD:
-      return true;
-    default:
-      return false;
+  case SHEAF_SEGMENT_SUM_BACKWARD:
+  case SHEAF_SEGMENT_MEAN_BACKWARD:
+  case SHEAF_SEGMENT_MAX_BACKWARD:
+  case SHEAF_SEGMENT_MIN_BACKWARD:
+  case SHEAF_SEGMENT_PROD_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD:
+    return true;
+  default:
+    return false;
   }
 }
 
 /* ---- Reading one problem ---------------------------------------------------------------------------------------- */
 
-static context read_problem(const sheaf_segment_desc *desc, const sheaf_segment_args *args, int64_t problem) {
+static context read_problem(const sheaf_segment_desc *desc, const sheaf_segment_args *args, int64_t problem)
+{
   context c = {.desc = desc, .args = args, .batched = desc->batch >= 1, .problem = problem};
   c.wide = desc->dtype == SHEAF_F64;
   c.reduce = reduction_of(desc->kind);
@@ -93,12 +96,14 @@ static context read_problem(const sheaf_segment_desc *desc, const sheaf_segment_
   return c;
 }
 
-static void free_problem(context *c) {
+static void free_problem(context *c)
+{
   free(c->segment_of);
   bit_groups_free(&c->groups);
 }
 
-static void *row_of(const context *c, const sheaf_operand *operand, int64_t row) {
+static void *row_of(const context *c, const sheaf_operand *operand, int64_t row)
+{
   return bit_row(operand, c->batched, c->problem, row);
 }
 
@@ -107,14 +112,16 @@ static int64_t length_of(const context *c, int64_t s) { return c->groups.start[s
 static const int64_t *rows_of(const context *c, int64_t s) { return c->groups.position + c->groups.start[s]; }
 
 /* Column d of the rows of segment s. */
-static void gather(const context *c, int64_t s, int64_t d, double *terms) {
+static void gather(const context *c, int64_t s, int64_t d, double *terms)
+{
   for (int64_t j = 0; j < length_of(c, s); j++) {
     terms[j] = bit_load(c->desc->dtype, row_of(c, &c->args->data, rows_of(c, s)[j]), d);
   }
 }
 
 /* Which of `count` terms is the extreme: the first NaN, else the first of the largest (smallest). */
-static int64_t extreme(reduction reduce, const double *terms, int64_t count) {
+static int64_t extreme(reduction reduce, const double *terms, int64_t count)
+{
   int64_t best = 0;
   for (int64_t j = 1; j < count && !isnan(terms[best]); j++) {
     if (isnan(terms[j]) || (reduce == REDUCE_MAX ? terms[j] > terms[best] : terms[j] < terms[best])) {
@@ -126,24 +133,26 @@ static int64_t extreme(reduction reduce, const double *terms, int64_t count) {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-static double empty_value(const context *c) {
+static double empty_value(const context *c)
+{
   const bool identity = c->desc->empty == SHEAF_EMPTY_IDENTITY;
   switch (c->reduce) {
-    case REDUCE_PROD:
-      return 1.0;
-    case REDUCE_MEAN:
-      return identity ? (double)NAN : 0.0;
-    case REDUCE_MAX:
-      return identity ? (double)-INFINITY : 0.0;
-    case REDUCE_MIN:
-      return identity ? (double)INFINITY : 0.0;
-    case REDUCE_SUM:
-      return 0.0;
+  case REDUCE_PROD:
+    return 1.0;
+  case REDUCE_MEAN:
+    return identity ? (double)NAN : 0.0;
+  case REDUCE_MAX:
+    return identity ? (double)-INFINITY : 0.0;
+  case REDUCE_MIN:
+    return identity ? (double)INFINITY : 0.0;
+  case REDUCE_SUM:
+    return 0.0;
   }
   abort();
 }
 
-static void reduce_extreme(const context *c, int64_t s, int64_t d, const double *terms) {
+static void reduce_extreme(const context *c, int64_t s, int64_t d, const double *terms)
+{
   const size_t bytes = bit_element_bytes(c->desc->dtype);
   const int64_t length = length_of(c, s);
   char *out = row_of(c, &c->args->out, s);
@@ -159,7 +168,8 @@ static void reduce_extreme(const context *c, int64_t s, int64_t d, const double 
   }
 }
 
-static void reduce_numbers(const context *c, int64_t s, int64_t d, const double *terms) {
+static void reduce_numbers(const context *c, int64_t s, int64_t d, const double *terms)
+{
   const int64_t length = length_of(c, s);
   double result = empty_value(c);
   if (length > 0 && c->reduce == REDUCE_PROD) {
@@ -171,7 +181,8 @@ static void reduce_numbers(const context *c, int64_t s, int64_t d, const double 
   bit_store(c->desc->dtype, row_of(c, &c->args->out, s), d, result);
 }
 
-static void forward(const context *c) {
+static void forward(const context *c)
+{
   double *terms = bit_alloc(c->desc->rows, sizeof *terms);
   for (int64_t s = 0; s < c->desc->segments; s++) {
     for (int64_t d = 0; d < c->desc->dim; d++) {
@@ -188,15 +199,18 @@ static void forward(const context *c) {
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-static double upstream(const context *c, int64_t s, int64_t d) {
+static double upstream(const context *c, int64_t s, int64_t d)
+{
   return bit_load(c->desc->dtype, row_of(c, &c->args->grad_out, s), d);
 }
 
-static void write_grad(const context *c, int64_t n, int64_t d, double value) {
+static void write_grad(const context *c, int64_t n, int64_t d, double value)
+{
   bit_store(c->desc->dtype, row_of(c, &c->args->data_grad, n), d, value);
 }
 
-static void sum_or_mean_backward(const context *c, int64_t s, int64_t d) {
+static void sum_or_mean_backward(const context *c, int64_t s, int64_t d)
+{
   const int64_t length = length_of(c, s);
   double share = upstream(c, s, d);
   if (c->reduce == REDUCE_MEAN) {
@@ -207,7 +221,8 @@ static void sum_or_mean_backward(const context *c, int64_t s, int64_t d) {
   }
 }
 
-static void extreme_backward(const context *c, int64_t s, int64_t d, double *terms) {
+static void extreme_backward(const context *c, int64_t s, int64_t d, double *terms)
+{
   if (c->desc->arg_given) {
     const int64_t n = bit_load_index(c->desc->index_dtype, row_of(c, &c->args->arg, s), d);
     if (n >= 0) {
@@ -234,7 +249,8 @@ static void extreme_backward(const context *c, int64_t s, int64_t d, double *ter
   }
 }
 
-static void prod_backward(const context *c, int64_t s, int64_t d, double *terms, double *nonzero) {
+static void prod_backward(const context *c, int64_t s, int64_t d, double *terms, double *nonzero)
+{
   const int64_t length = length_of(c, s);
   int64_t zeros = 0;
   gather(c, s, d, terms);
@@ -255,7 +271,8 @@ static void prod_backward(const context *c, int64_t s, int64_t d, double *terms,
   }
 }
 
-static void backward(const context *c) {
+static void backward(const context *c)
+{
   double *terms = bit_alloc(c->desc->rows, sizeof *terms);
   double *nonzero = bit_alloc(c->desc->rows, sizeof *nonzero);
   for (int64_t n = 0; n < c->desc->rows; n++) {
@@ -278,7 +295,8 @@ static void backward(const context *c) {
   free(nonzero);
 }
 
-void bit_oracle_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args) {
+void bit_oracle_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args)
+{
   if (args->report != NULL) {
     *args->report = (sheaf_index_report){0, -1, 0};
   }

@@ -6,7 +6,8 @@
 
 /* ---- Reading operands -------------------------------------------------------------------------------------------- */
 
-double plain_half(int is_bf16, unsigned bits) {
+double plain_half(int is_bf16, unsigned bits)
+{
   const int fraction_bits = is_bf16 ? 7 : 10;
   const int bias = is_bf16 ? 127 : 15;
   const int exponent = (int)(bits >> fraction_bits) & (2 * bias + 1);
@@ -23,7 +24,8 @@ double plain_half(int is_bf16, unsigned bits) {
 
 /* Element (problem, row, column). A vector is one row; leading dimensions of a matrix count as one. */
 static const void *element(const sheaf_operand *operand, int batched, int vector, int64_t problem, int64_t row,
-                           int64_t column) {
+                           int64_t column)
+{
   const DLTensor *t = operand->tensor;
   int64_t row_stride = 0;
   int64_t problem_stride = 0;
@@ -42,39 +44,45 @@ static const void *element(const sheaf_operand *operand, int batched, int vector
   return (const char *)t->data + t->byte_offset + at * (t->dtype.bits / 8);
 }
 
-static double number(const DLTensor *tensor, const void *at) {
+static double number(const DLTensor *tensor, const void *at)
+{
   if (tensor->dtype.code == kDLBfloat) {
     return plain_half(1, *(const uint16_t *)at);
   }
   switch (tensor->dtype.bits) {
-    case 64:
-      return *(const double *)at;
-    case 32:
-      return (double)*(const float *)at;
-    default:
-      return plain_half(0, *(const uint16_t *)at);
+  case 64:
+    return *(const double *)at;
+  case 32:
+    return (double)*(const float *)at;
+  default:
+    return plain_half(0, *(const uint16_t *)at);
   }
 }
 
-static int64_t integer(const DLTensor *tensor, const void *at) {
+static int64_t integer(const DLTensor *tensor, const void *at)
+{
   return tensor->dtype.bits == 32 ? *(const int32_t *)at : *(const int64_t *)at;
 }
 
-static double matrix_at(const sheaf_operand *operand, int batched, int64_t problem, int64_t row, int64_t column) {
+static double matrix_at(const sheaf_operand *operand, int batched, int64_t problem, int64_t row, int64_t column)
+{
   return number(operand->tensor, element(operand, batched, 0, problem, row, column));
 }
 
-static double vector_at(const sheaf_operand *operand, int batched, int64_t problem, int64_t entry) {
+static double vector_at(const sheaf_operand *operand, int batched, int64_t problem, int64_t entry)
+{
   return number(operand->tensor, element(operand, batched, 1, problem, 0, entry));
 }
 
-static int64_t index_at(const sheaf_operand *operand, int batched, int64_t problem, int64_t entry) {
+static int64_t index_at(const sheaf_operand *operand, int batched, int64_t problem, int64_t entry)
+{
   return integer(operand->tensor, element(operand, batched, 1, problem, 0, entry));
 }
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
 
-static void *zeros(int64_t count) {
+static void *zeros(int64_t count)
+{
   void *memory = calloc((size_t)(count > 0 ? count : 1), sizeof(double));
   if (memory == NULL) {
     abort();
@@ -82,39 +90,46 @@ static void *zeros(int64_t count) {
   return memory;
 }
 
-static plain_output make_output(int64_t problems, int64_t rows, int64_t columns) {
+static plain_output make_output(int64_t problems, int64_t rows, int64_t columns)
+{
   const int64_t count = problems * rows * columns;
   return (plain_output){problems, rows, columns, zeros(count), zeros(count)};
 }
 
-static int64_t place(const plain_output *output, int64_t problem, int64_t row, int64_t column) {
+static int64_t place(const plain_output *output, int64_t problem, int64_t row, int64_t column)
+{
   return (problem * output->rows + row) * output->columns + column;
 }
 
-static void put(plain_output *output, int64_t problem, int64_t row, int64_t column, double value, double scale) {
+static void put(plain_output *output, int64_t problem, int64_t row, int64_t column, double value, double scale)
+{
   output->value[place(output, problem, row, column)] = value;
   output->scale[place(output, problem, row, column)] = scale;
 }
 
-static void add(plain_output *output, int64_t problem, int64_t row, int64_t column, double term, double scale) {
+static void add(plain_output *output, int64_t problem, int64_t row, int64_t column, double term, double scale)
+{
   output->value[place(output, problem, row, column)] += term;
   output->scale[place(output, problem, row, column)] += scale;
 }
 
-static void note_bad(plain_result *result, int64_t position, int64_t value) {
+static void note_bad(plain_result *result, int64_t position, int64_t value)
+{
   if (result->report.count++ == 0) {
     result->report.first_position = position;
     result->report.first_value = value;
   }
 }
 
-static plain_result *make_result(void) {
+static plain_result *make_result(void)
+{
   plain_result *result = zeros((int64_t)(sizeof *result / sizeof(double) + 1));
   result->report.first_position = -1;
   return result;
 }
 
-void plain_result_free(plain_result *result) {
+void plain_result_free(plain_result *result)
+{
   plain_output *outputs[] = {&result->out, &result->arg, &result->grad, &result->weights_grad};
   for (int i = 0; i < 4; i++) {
     free(outputs[i]->value);
@@ -134,7 +149,8 @@ typedef struct embedding {
 } embedding;
 
 /* 2: in this table; 1: in another part of it; 0: padding; -1: bad. */
-static int standing(const sheaf_embedding_desc *desc, int64_t index) {
+static int standing(const sheaf_embedding_desc *desc, int64_t index)
+{
   if (index < 0 || index >= (desc->total_rows > 0 ? desc->total_rows : desc->rows)) {
     return -1;
   }
@@ -145,7 +161,8 @@ static int standing(const sheaf_embedding_desc *desc, int64_t index) {
   return local >= 0 && local < desc->rows ? 2 : 1;
 }
 
-static double table_at(const embedding *e, int64_t index, int64_t d) {
+static double table_at(const embedding *e, int64_t index, int64_t d)
+{
   const int64_t row = index - e->desc->row_begin;
   if (e->desc->dtype != SHEAF_INT8 && e->desc->dtype != SHEAF_INT4) {
     return matrix_at(&e->args->table, e->batched, e->problem, row, d);
@@ -164,15 +181,18 @@ static double table_at(const embedding *e, int64_t index, int64_t d) {
   return (double)(packed[d / 2] >> (d % 2 * 4) & 15) * scale + bias;
 }
 
-static double weight_at(const embedding *e, int64_t k) {
+static double weight_at(const embedding *e, int64_t k)
+{
   return e->desc->weighted ? vector_at(&e->args->weights, e->batched, e->problem, k) : 1.0;
 }
 
-static int64_t entry_index(const embedding *e, int64_t k) {
+static int64_t entry_index(const embedding *e, int64_t k)
+{
   return index_at(&e->args->indices, e->batched, e->problem, k);
 }
 
-static int64_t bag_begin(const embedding *e, int64_t b) {
+static int64_t bag_begin(const embedding *e, int64_t b)
+{
   if (b == e->desc->bags) {
     return e->desc->indices;
   }
@@ -183,7 +203,8 @@ static int64_t bag_begin(const embedding *e, int64_t b) {
 }
 
 /* The sum of the counted weights of a bag, and of their absolute values. */
-static double bag_weight(const embedding *e, int64_t b, double *absolute) {
+static double bag_weight(const embedding *e, int64_t b, double *absolute)
+{
   double sum = 0.0;
   *absolute = 0.0;
   for (int64_t k = bag_begin(e, b); k < bag_begin(e, b + 1); k++) {
@@ -195,11 +216,12 @@ static double bag_weight(const embedding *e, int64_t b, double *absolute) {
   return sum;
 }
 
-static void plain_lookup(embedding *e) {
+static void plain_lookup(embedding *e)
+{
   for (int64_t n = 0; n < e->desc->indices; n++) {
     const int64_t index = entry_index(e, n);
-    const int64_t local = index - e->desc->row_begin;
     const int is = standing(e->desc, index);
+    const int64_t local = is >= 0 ? index - e->desc->row_begin : -1;
     const int stored = is == 0 && e->desc->padding == SHEAF_PADDING_ROW && local >= 0 && local < e->desc->rows;
     for (int64_t d = 0; d < e->desc->dim; d++) {
       const double value = is == 2 || stored ? table_at(e, index, d) : 0.0;
@@ -208,7 +230,8 @@ static void plain_lookup(embedding *e) {
   }
 }
 
-static void plain_bag(embedding *e, int64_t b, int64_t d) {
+static void plain_bag(embedding *e, int64_t b, int64_t d)
+{
   double sum = 0.0;
   double scale = 0.0;
   double best = -(double)INFINITY;
@@ -241,7 +264,8 @@ static void plain_bag(embedding *e, int64_t b, int64_t d) {
 }
 
 /* Scatters what entry k of bag b gives to its row, and finds the gradient of its weight. */
-static void plain_bag_backward(embedding *e, int64_t b, int64_t k, const int64_t *occurrences) {
+static void plain_bag_backward(embedding *e, int64_t b, int64_t k, const int64_t *occurrences)
+{
   const sheaf_embedding_desc *desc = e->desc;
   const int64_t index = entry_index(e, k);
   const int lookup = desc->kind == SHEAF_LOOKUP_BACKWARD;
@@ -274,7 +298,8 @@ static void plain_bag_backward(embedding *e, int64_t b, int64_t k, const int64_t
   }
 }
 
-static void plain_backward(embedding *e) {
+static void plain_backward(embedding *e)
+{
   const sheaf_embedding_desc *desc = e->desc;
   int64_t *occurrences = zeros(desc->rows);
   for (int64_t k = 0; k < desc->indices; k++) {
@@ -295,7 +320,8 @@ static void plain_backward(embedding *e) {
   free(occurrences);
 }
 
-static void plain_max_backward(embedding *e) {
+static void plain_max_backward(embedding *e)
+{
   for (int64_t b = 0; b < e->desc->bags; b++) {
     for (int64_t d = 0; d < e->desc->dim; d++) {
       const int64_t index = integer(e->args->arg.tensor, element(&e->args->arg, e->batched, 0, e->problem, b, d));
@@ -309,7 +335,8 @@ static void plain_max_backward(embedding *e) {
   }
 }
 
-static void plain_embedding_problem(embedding *e) {
+static void plain_embedding_problem(embedding *e)
+{
   const sheaf_embedding_desc *desc = e->desc;
   if (e->result->grad.value != NULL && desc->grad_write == SHEAF_GRAD_ACCUMULATE) {
     for (int64_t row = 0; row < desc->rows; row++) {
@@ -341,26 +368,27 @@ static void plain_embedding_problem(embedding *e) {
   }
 }
 
-plain_result *plain_oracle_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args) {
+plain_result *plain_oracle_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
+{
   embedding e = {desc, args, make_result(), desc->batch > 0, 0};
   const int64_t problems = desc->batch > 0 ? desc->batch : 1;
   switch (desc->kind) {
-    case SHEAF_LOOKUP:
-      e.result->out = make_output(problems, desc->indices, desc->dim);
-      break;
-    case SHEAF_BAG_SUM:
-    case SHEAF_BAG_MEAN:
-    case SHEAF_BAG_MAX:
-      e.result->out = make_output(problems, desc->bags, desc->dim);
-      e.result->arg = make_output(problems, desc->bags, desc->dim);
-      break;
-    default:
-      if (args->table_grad.tensor != NULL) {
-        e.result->grad = make_output(problems, desc->rows, desc->dim);
-      }
-      if (args->weights_grad.tensor != NULL) {
-        e.result->weights_grad = make_output(problems, 1, desc->indices);
-      }
+  case SHEAF_LOOKUP:
+    e.result->out = make_output(problems, desc->indices, desc->dim);
+    break;
+  case SHEAF_BAG_SUM:
+  case SHEAF_BAG_MEAN:
+  case SHEAF_BAG_MAX:
+    e.result->out = make_output(problems, desc->bags, desc->dim);
+    e.result->arg = make_output(problems, desc->bags, desc->dim);
+    break;
+  default:
+    if (args->table_grad.tensor != NULL) {
+      e.result->grad = make_output(problems, desc->rows, desc->dim);
+    }
+    if (args->weights_grad.tensor != NULL) {
+      e.result->weights_grad = make_output(problems, 1, desc->indices);
+    }
   }
   for (e.problem = 0; e.problem < problems; e.problem++) {
     plain_embedding_problem(&e);

@@ -1,4 +1,4 @@
-/* plain_oracle.h: what every op means, by naive formulae in double: no canonical order, no rounding to the element type.
+/* plain_oracle.h: what every op means, by naive formulae in double: no canonical order, no rounding to elements.
  *
  * Written apart from the bit oracle and the library. Takes the structs that a run takes, before the run (an accumulated
  * table_grad is read), writes none of the operands, and returns answers with the sum of the absolute terms behind each,
@@ -17,9 +17,9 @@ typedef struct plain_output {
 } plain_output;
 
 typedef struct plain_result {
-  plain_output out;          /* forward */
-  plain_output arg;          /* the numbers of rows or entries, -1 for none; scale is 0 */
-  plain_output grad;         /* table_grad or data_grad */
+  plain_output out;  /* forward */
+  plain_output arg;  /* the numbers of rows or entries, -1 for none; scale is 0 */
+  plain_output grad; /* table_grad or data_grad */
   plain_output weights_grad;
   sheaf_index_report report; /* whether or not args have one */
 } plain_result;

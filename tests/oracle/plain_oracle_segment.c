@@ -12,7 +12,8 @@ typedef struct segment {
 } segment;
 
 /* sum, mean, max, min or prod: the word in the kind's name that says what is reduced. */
-static char letter_of(sheaf_segment_kind kind) {
+static char letter_of(sheaf_segment_kind kind)
+{
 #define SHEAF_X(name, number, text) {text, number},
   static const struct {
     const char *text;
@@ -33,7 +34,8 @@ static char letter_of(sheaf_segment_kind kind) {
   abort();
 }
 
-static const void *locate(const segment *s, const sheaf_operand *operand, int64_t row, int64_t column) {
+static const void *locate(const segment *s, const sheaf_operand *operand, int64_t row, int64_t column)
+{
   const DLTensor *t = operand->tensor;
   const int batched = s->desc->batch > 0;
   int64_t stride[3] = {0};
@@ -47,25 +49,28 @@ static const void *locate(const segment *s, const sheaf_operand *operand, int64_
   return (const char *)t->data + t->byte_offset + at * (t->dtype.bits / 8);
 }
 
-static double value_at(const segment *s, const sheaf_operand *operand, int64_t row, int64_t column) {
+static double value_at(const segment *s, const sheaf_operand *operand, int64_t row, int64_t column)
+{
   const void *at = locate(s, operand, row, column);
   switch (s->desc->dtype) {
-    case SHEAF_F64:
-      return *(const double *)at;
-    case SHEAF_F32:
-      return (double)*(const float *)at;
-    default:
-      return plain_half(s->desc->dtype == SHEAF_BF16, *(const uint16_t *)at);
+  case SHEAF_F64:
+    return *(const double *)at;
+  case SHEAF_F32:
+    return (double)*(const float *)at;
+  default:
+    return plain_half(s->desc->dtype == SHEAF_BF16, *(const uint16_t *)at);
   }
 }
 
-static int64_t integer_at(const segment *s, const sheaf_operand *operand, int64_t row, int64_t column) {
+static int64_t integer_at(const segment *s, const sheaf_operand *operand, int64_t row, int64_t column)
+{
   const void *at = locate(s, operand, row, column);
   return s->desc->index_dtype == SHEAF_I32 ? *(const int32_t *)at : *(const int64_t *)at;
 }
 
 /* The rows of segment `id`, in order. */
-static int64_t list_rows(const segment *s, int64_t id, int64_t *rows) {
+static int64_t list_rows(const segment *s, int64_t id, int64_t *rows)
+{
   int64_t count = 0;
   for (int64_t n = 0; n < s->desc->rows; n++) {
     if (integer_at(s, &s->args->ids, n, 0) == id) {
@@ -76,7 +81,8 @@ static int64_t list_rows(const segment *s, int64_t id, int64_t *rows) {
 }
 
 /* Which of the rows holds the extreme value of a column: a NaN before any number. */
-static int64_t find_extreme(const segment *s, char letter, const int64_t *rows, int64_t count, int64_t d) {
+static int64_t find_extreme(const segment *s, char letter, const int64_t *rows, int64_t count, int64_t d)
+{
   int64_t best = rows[0];
   for (int64_t j = 1; j < count; j++) {
     const double x = value_at(s, &s->args->data, rows[j], d);
@@ -89,14 +95,19 @@ static int64_t find_extreme(const segment *s, char letter, const int64_t *rows, 
 }
 
 static void reduce_column(const segment *s, char letter, const int64_t *rows, int64_t count, int64_t d, double *value,
-                          double *scale, double *arg) {
+                          double *scale, double *arg)
+{
   const int identity = s->desc->empty == SHEAF_EMPTY_IDENTITY;
   *arg = -1.0;
   *value = letter == '*' ? 1.0 : 0.0;
   *scale = 0.0;
   if (count == 0) {
     const double infinite = (double)INFINITY;
-    *value = letter == '*' ? 1.0 : !identity || letter == '+' ? 0.0 : letter == '/' ? (double)NAN : letter == '>' ? -infinite : infinite;
+    *value = letter == '*'                ? 1.0
+             : !identity || letter == '+' ? 0.0
+             : letter == '/'              ? (double)NAN
+             : letter == '>'              ? -infinite
+                                          : infinite;
     return;
   }
   if (letter == '>' || letter == '<') {
@@ -121,10 +132,12 @@ static void reduce_column(const segment *s, char letter, const int64_t *rows, in
 
 /* The gradients of the rows of one segment in one column, into gradient[j]; the upstream gradient is g. */
 static void column_gradient(const segment *s, char letter, int64_t id, const int64_t *rows, int64_t count, int64_t d,
-                            double *gradient) {
+                            double *gradient)
+{
   const double g = value_at(s, &s->args->grad_out, id, d);
   if (letter == '>' || letter == '<') {
-    const int64_t best = s->desc->arg_given ? integer_at(s, &s->args->arg, id, d) : find_extreme(s, letter, rows, count, d);
+    const int64_t best =
+        s->desc->arg_given ? integer_at(s, &s->args->arg, id, d) : find_extreme(s, letter, rows, count, d);
     const double extreme = s->desc->arg_given ? 0.0 : value_at(s, &s->args->data, best, d);
     double sharers = 0.0;
     for (int64_t j = 0; j < count; j++) {
@@ -153,7 +166,8 @@ static void column_gradient(const segment *s, char letter, int64_t id, const int
 }
 
 static void solve_segment(const segment *s, plain_result *result, char letter, int64_t id, int64_t *rows,
-                          double *gradient) {
+                          double *gradient)
+{
   const int64_t count = list_rows(s, id, rows);
   for (int64_t d = 0; d < s->desc->dim; d++) {
     if (result->out.value != NULL) {
@@ -170,7 +184,8 @@ static void solve_segment(const segment *s, plain_result *result, char letter, i
   }
 }
 
-static double *zeros(int64_t count) {
+static double *zeros(int64_t count)
+{
   double *memory = calloc((size_t)(count > 0 ? count : 1), sizeof *memory);
   if (memory == NULL) {
     abort();
@@ -178,12 +193,14 @@ static double *zeros(int64_t count) {
   return memory;
 }
 
-static plain_output make_output(int64_t problems, int64_t rows, int64_t columns) {
+static plain_output make_output(int64_t problems, int64_t rows, int64_t columns)
+{
   const int64_t count = problems * rows * columns;
   return (plain_output){problems, rows, columns, zeros(count), zeros(count)};
 }
 
-plain_result *plain_oracle_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args) {
+plain_result *plain_oracle_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args)
+{
   const int64_t problems = desc->batch > 0 ? desc->batch : 1;
   const char letter = letter_of(desc->kind);
   plain_result *result = (plain_result *)(void *)zeros((int64_t)(sizeof *result / sizeof(double) + 1));

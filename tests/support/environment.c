@@ -6,7 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-void environment_prepare(char **argv) {
+void environment_prepare(char **argv)
+{
   setenv("SHEAF_TEST_SPLIT", "1", 1);
   if (getenv("OMP_WAIT_POLICY") == NULL) {
     setenv("OMP_WAIT_POLICY", "passive", 1);
@@ -14,7 +15,8 @@ void environment_prepare(char **argv) {
   }
 }
 
-bool is_switched_on(const char *variable) {
+bool is_switched_on(const char *variable)
+{
   const char *value = getenv(variable);
   return value != NULL && strcmp(value, "") != 0 && strcmp(value, "0") != 0;
 }

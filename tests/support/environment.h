@@ -4,9 +4,9 @@
 
 #include <stdbool.h>
 
-/* Makes every run with more than one thread split, however small, and waiting threads sleep rather than spin (these tests
- * run more threads than there are cores). OpenMP reads its variables when it is loaded, so the program may start itself
- * anew. Call it first in main. */
+/* Makes every run with more than one thread split, however small, and waiting threads sleep rather than spin (these
+ * tests run more threads than there are cores). OpenMP reads its variables when it is loaded, so the program may
+ * start itself anew. Call it first in main. */
 void environment_prepare(char **argv);
 
 /* Whether an environment variable is set, and not to 0. */

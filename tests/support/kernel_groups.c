@@ -7,7 +7,8 @@
 
 /* ---- Kernels by group -------------------------------------------------------------------------------------------- */
 
-static kernel_group *group_of(kernel_group *groups, int64_t *count, const sheaf_sku *sku) {
+static kernel_group *group_of(kernel_group *groups, int64_t *count, const sheaf_sku *sku)
+{
   for (int64_t i = 0; i < *count; i++) {
     if (groups[i].category == sku->category && groups[i].kind == sku->kind && groups[i].element == sku->element &&
         groups[i].index_element == sku->index_element) {
@@ -23,7 +24,8 @@ static kernel_group *group_of(kernel_group *groups, int64_t *count, const sheaf_
   return group;
 }
 
-int64_t kernel_groups_read(kernel_group *groups, const char *only) {
+int64_t kernel_groups_read(kernel_group *groups, const char *only)
+{
   int64_t count = 0;
   for (int64_t i = 0; i < sheaf_kernel_count(); i++) {
     sheaf_sku sku;
@@ -52,22 +54,26 @@ int64_t kernel_groups_read(kernel_group *groups, const char *only) {
 
 static bool is_quantised(sheaf_dtype dtype) { return dtype == SHEAF_INT8 || dtype == SHEAF_INT4; }
 
-static bool is_prod(int kind) {
+static bool is_prod(int kind)
+{
   return kind == SHEAF_SEGMENT_PROD || kind == SHEAF_UNSORTED_SEGMENT_PROD || kind == SHEAF_SEGMENT_PROD_BACKWARD ||
          kind == SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD;
 }
 
-static bool is_extreme_backward(int kind) {
+static bool is_extreme_backward(int kind)
+{
   return kind == SHEAF_SEGMENT_MAX_BACKWARD || kind == SHEAF_SEGMENT_MIN_BACKWARD ||
          kind == SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD || kind == SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD;
 }
 
-static bool is_extreme(int kind) {
+static bool is_extreme(int kind)
+{
   return is_extreme_backward(kind) || kind == SHEAF_SEGMENT_MAX || kind == SHEAF_SEGMENT_MIN ||
          kind == SHEAF_UNSORTED_SEGMENT_MAX || kind == SHEAF_UNSORTED_SEGMENT_MIN;
 }
 
-static void choose_embedding_options(problem_spec *spec, test_random *random) {
+static void choose_embedding_options(problem_spec *spec, test_random *random)
+{
   static const sheaf_dtype out_dtypes[] = {SHEAF_DTYPE_NONE, SHEAF_F32, SHEAF_F16, SHEAF_BF16};
   const bool bags = spec->kind >= SHEAF_BAG_SUM;
   const bool sums = spec->kind >= SHEAF_BAG_SUM && spec->kind <= SHEAF_BAG_MEAN_BACKWARD;
@@ -92,7 +98,8 @@ static void choose_embedding_options(problem_spec *spec, test_random *random) {
   }
 }
 
-static void choose_segment_options(problem_spec *spec, test_random *random) {
+static void choose_segment_options(problem_spec *spec, test_random *random)
+{
   spec->identity_empty = !problem_is_backward(spec->category, spec->kind) && random_chance(random, 0.5);
   if (is_extreme(spec->kind)) {
     spec->want_arg = random_chance(random, 0.7);
@@ -108,7 +115,8 @@ static void choose_segment_options(problem_spec *spec, test_random *random) {
   }
 }
 
-void choose_options(const kernel_group *group, problem_spec *spec, int64_t case_number) {
+void choose_options(const kernel_group *group, problem_spec *spec, int64_t case_number)
+{
   test_random random = {(uint64_t)(group->number * 1000 + case_number) * 7919 + 13};
   spec->category = group->category;
   spec->kind = group->kind;
@@ -125,8 +133,9 @@ void choose_options(const kernel_group *group, problem_spec *spec, int64_t case_
   spec->shift = random_chance(&random, 0.4) ? 1 + random_below(&random, 15) : 0;
   spec->spread = (problem_spread)random_below(&random, 4);
   if (spec->count < 1000 && random_chance(&random, 0.3)) {
-    spec->batch = 1 + random_below(&random, 3);
-    spec->shared_inputs = random_chance(&random, 0.3);
+    spec->batch = spec->count < 100 && random_chance(&random, 0.2) ? 21 : 1 + random_below(&random, 3);
+    spec->shared_inputs = random_chance(&random, 0.2);
+    spec->shared_some = !spec->shared_inputs && random_chance(&random, 0.5);
   }
   if (spec->category == SHEAF_CATEGORY_EMBEDDING) {
     choose_embedding_options(spec, &random);
@@ -135,7 +144,8 @@ void choose_options(const kernel_group *group, problem_spec *spec, int64_t case_
   }
 }
 
-void choose_tame(problem_spec *spec) {
+void choose_tame(problem_spec *spec)
+{
   spec->special_share = 0.0;
   spec->positive_weights = true;
 }

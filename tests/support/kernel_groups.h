@@ -1,4 +1,4 @@
-/* kernel_groups.h: the kernels of the build, those of one op, element and index type together, and problems for them. */
+/* kernel_groups.h: the build's kernels, those of one op, element and index type together, and problems for them. */
 #ifndef SHEAF_TESTS_KERNEL_GROUPS_H
 #define SHEAF_TESTS_KERNEL_GROUPS_H
 

@@ -12,13 +12,13 @@ enum { GUARD_BYTES = 64 };
 
 /* ---- Facts about kinds ------------------------------------------------------------------------------------------- */
 
-bool problem_is_backward(sheaf_category category, int kind) {
+bool problem_is_backward(sheaf_category category, int kind)
+{
   static const int segment_backward[] = {
-      SHEAF_SEGMENT_SUM_BACKWARD,          SHEAF_SEGMENT_MEAN_BACKWARD,
-      SHEAF_SEGMENT_MAX_BACKWARD,          SHEAF_SEGMENT_MIN_BACKWARD,
-      SHEAF_SEGMENT_PROD_BACKWARD,         SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD,
-      SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD, SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD,
-      SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD, SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD,
+      SHEAF_SEGMENT_SUM_BACKWARD,           SHEAF_SEGMENT_MEAN_BACKWARD,         SHEAF_SEGMENT_MAX_BACKWARD,
+      SHEAF_SEGMENT_MIN_BACKWARD,           SHEAF_SEGMENT_PROD_BACKWARD,         SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD,
+      SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD, SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD, SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD,
+      SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD,
   };
   if (category == SHEAF_CATEGORY_EMBEDDING) {
     return kind == SHEAF_LOOKUP_BACKWARD || kind == SHEAF_BAG_SUM_BACKWARD || kind == SHEAF_BAG_MEAN_BACKWARD ||
@@ -32,17 +32,20 @@ bool problem_is_backward(sheaf_category category, int kind) {
   return false;
 }
 
-bool problem_is_bag(const problem_spec *spec) {
+bool problem_is_bag(const problem_spec *spec)
+{
   return spec->category == SHEAF_CATEGORY_EMBEDDING && spec->kind >= SHEAF_BAG_SUM && spec->kind <= SHEAF_BAG_MAX;
 }
 
-bool problem_is_sorted(const problem_spec *spec) {
+bool problem_is_sorted(const problem_spec *spec)
+{
   return spec->category == SHEAF_CATEGORY_SEGMENT &&
          (spec->kind <= SHEAF_SEGMENT_PROD ||
           (spec->kind >= SHEAF_SEGMENT_MAX_BACKWARD && spec->kind <= SHEAF_SEGMENT_PROD_BACKWARD));
 }
 
-bool problem_copies_bits(const problem_spec *spec) {
+bool problem_copies_bits(const problem_spec *spec)
+{
   if (spec->category == SHEAF_CATEGORY_SEGMENT) {
     return spec->kind == SHEAF_SEGMENT_MAX || spec->kind == SHEAF_SEGMENT_MIN ||
            spec->kind == SHEAF_UNSORTED_SEGMENT_MAX || spec->kind == SHEAF_UNSORTED_SEGMENT_MIN;
@@ -53,35 +56,39 @@ bool problem_copies_bits(const problem_spec *spec) {
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-int64_t problem_row_elements(sheaf_dtype dtype, int64_t dim) {
+int64_t problem_row_elements(sheaf_dtype dtype, int64_t dim)
+{
   return dtype == SHEAF_INT8 ? dim + 8 : dtype == SHEAF_INT4 ? (dim + 1) / 2 + 4 : dim;
 }
 
-DLDataType problem_dl_type(sheaf_dtype dtype) {
+DLDataType problem_dl_type(sheaf_dtype dtype)
+{
   switch (dtype) {
-    case SHEAF_F32:
-      return (DLDataType){kDLFloat, 32, 1};
-    case SHEAF_F64:
-      return (DLDataType){kDLFloat, 64, 1};
-    case SHEAF_F16:
-      return (DLDataType){kDLFloat, 16, 1};
-    case SHEAF_BF16:
-      return (DLDataType){kDLBfloat, 16, 1};
-    case SHEAF_I32:
-      return (DLDataType){kDLInt, 32, 1};
-    case SHEAF_I64:
-      return (DLDataType){kDLInt, 64, 1};
-    default:
-      return (DLDataType){kDLUInt, 8, 1};
+  case SHEAF_F32:
+    return (DLDataType){kDLFloat, 32, 1};
+  case SHEAF_F64:
+    return (DLDataType){kDLFloat, 64, 1};
+  case SHEAF_F16:
+    return (DLDataType){kDLFloat, 16, 1};
+  case SHEAF_BF16:
+    return (DLDataType){kDLBfloat, 16, 1};
+  case SHEAF_I32:
+    return (DLDataType){kDLInt, 32, 1};
+  case SHEAF_I64:
+    return (DLDataType){kDLInt, 64, 1};
+  default:
+    return (DLDataType){kDLUInt, 8, 1};
   }
 }
 
-void *operand_at(const problem_operand *operand, int64_t in_problem, int64_t row, int64_t column) {
+void *operand_at(const problem_operand *operand, int64_t in_problem, int64_t row, int64_t column)
+{
   const int64_t element = in_problem * operand->problem_stride + row * operand->row_stride + column;
   return operand->memory + operand->data_at + element * (int64_t)bit_element_bytes(operand->dtype);
 }
 
-static void point_tensor(problem_operand *operand, int64_t shift) {
+static void point_tensor(problem_operand *operand, int64_t shift)
+{
   const size_t offset = (size_t)(shift / 2) * bit_element_bytes(operand->dtype);
   operand->tensor.data = operand->memory + operand->data_at - offset;
   operand->tensor.byte_offset = offset;
@@ -93,7 +100,8 @@ static void point_tensor(problem_operand *operand, int64_t shift) {
 
 /* Memory of an operand whose shape and strides are set. Inputs end with their last element, so that a sanitizer sees a
  * read beyond it; outputs are followed by a guard. */
-static void allocate_operand(problem_operand *operand, int64_t shift) {
+static void allocate_operand(problem_operand *operand, int64_t shift)
+{
   const size_t bytes = bit_element_bytes(operand->dtype);
   const bool none = operand->problems == 0 || operand->rows == 0 || operand->columns == 0;
   const int64_t elements = none ? 0
@@ -106,14 +114,23 @@ static void allocate_operand(problem_operand *operand, int64_t shift) {
   memset(operand->memory, 0xFF, operand->memory_bytes);
 }
 
+/* Whether the problems of a batch share this input. What must fit the ids is shared as they are. */
+static bool is_shared(const problem_spec *spec, int at)
+{
+  const bool follows = spec->category == SHEAF_CATEGORY_SEGMENT && at == AT_SEGMENT_ARG;
+  const int by = follows ? AT_IDS : at;
+  return spec->batch >= 1 && (spec->shared_inputs || (spec->shared_some && (spec->seed >> by & 1) != 0));
+}
+
 /* Gives an operand its shape: [batch,] lead[0] .. [, columns]. columns < 0: a vector of the lead's elements. */
 static void shape_operand(problem *p, int at, bool output, sheaf_dtype dtype, const int64_t *lead, int leads,
-                          int64_t columns) {
+                          int64_t columns)
+{
   const problem_spec *spec = &p->spec;
   problem_operand *operand = &p->operand[at];
   const bool vector = columns < 0;
   const bool batched = spec->batch >= 1;
-  const bool shared = batched && spec->shared_inputs && !output;
+  const bool shared = !output && is_shared(spec, at);
   int64_t elements = 1;
   for (int i = 0; i < leads; i++) {
     elements *= lead[i];
@@ -149,17 +166,20 @@ static void shape_operand(problem *p, int at, bool output, sheaf_dtype dtype, co
   point_tensor(operand, spec->shift);
 }
 
-static void shape_vector(problem *p, int at, bool output, sheaf_dtype dtype, int64_t elements) {
+static void shape_vector(problem *p, int at, bool output, sheaf_dtype dtype, int64_t elements)
+{
   shape_operand(p, at, output, dtype, &elements, 1, -1);
 }
 
-static void shape_matrix(problem *p, int at, bool output, sheaf_dtype dtype, int64_t rows, int64_t columns) {
+static void shape_matrix(problem *p, int at, bool output, sheaf_dtype dtype, int64_t rows, int64_t columns)
+{
   shape_operand(p, at, output, dtype, &rows, 1, columns);
 }
 
 /* ---- Descriptors ------------------------------------------------------------------------------------------------- */
 
-static void describe_embedding(problem *p) {
+static void describe_embedding(problem *p)
+{
   problem_spec *spec = &p->spec;
   if (spec->bag_form == SHEAF_BAGS_MATRIX && problem_is_bag(spec)) {
     spec->count = spec->bags > 0 ? spec->count / spec->bags * spec->bags : 0;
@@ -191,7 +211,8 @@ static void describe_embedding(problem *p) {
   p->embedding = desc;
 }
 
-static void shape_embedding(problem *p) {
+static void shape_embedding(problem *p)
+{
   const problem_spec *spec = &p->spec;
   const bool quantised = spec->dtype == SHEAF_INT8 || spec->dtype == SHEAF_INT4;
   const bool backward = problem_is_backward(spec->category, spec->kind);
@@ -244,24 +265,27 @@ static void shape_embedding(problem *p) {
   }
 }
 
-static bool is_extreme_kind(int kind) {
+static bool is_extreme_kind(int kind)
+{
   return kind == SHEAF_SEGMENT_MAX || kind == SHEAF_SEGMENT_MIN || kind == SHEAF_UNSORTED_SEGMENT_MAX ||
          kind == SHEAF_UNSORTED_SEGMENT_MIN;
 }
 
-static bool needs_data(const problem_spec *spec) {
+static bool needs_data(const problem_spec *spec)
+{
   switch (spec->kind) {
-    case SHEAF_SEGMENT_SUM_BACKWARD:
-    case SHEAF_SEGMENT_MEAN_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
-    case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
-      return false;
-    default:
-      return !spec->arg_given;
+  case SHEAF_SEGMENT_SUM_BACKWARD:
+  case SHEAF_SEGMENT_MEAN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
+    return false;
+  default:
+    return !spec->arg_given;
   }
 }
 
-static void shape_segment(problem *p) {
+static void shape_segment(problem *p)
+{
   const problem_spec *spec = &p->spec;
   const bool backward = problem_is_backward(spec->category, spec->kind);
   sheaf_segment_desc desc = SHEAF_SEGMENT_DESC_INIT;
@@ -294,7 +318,8 @@ static void shape_segment(problem *p) {
 
 /* ---- Problems and their outputs ---------------------------------------------------------------------------------- */
 
-static uint64_t hash_inputs(const problem *p) {
+static uint64_t hash_inputs(const problem *p)
+{
   uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
   for (int at = 0; at < PROBLEM_OPERANDS; at++) {
     const problem_operand *operand = &p->operand[at];
@@ -305,7 +330,8 @@ static uint64_t hash_inputs(const problem *p) {
   return hash;
 }
 
-problem *problem_make(const problem_spec *spec) {
+problem *problem_make(const problem_spec *spec)
+{
   problem *p = bit_alloc(1, sizeof *p);
   *p = (problem){.spec = *spec, .random = {spec->seed * 0x2545F4914F6CDD1Du + 1}};
   if (spec->category == SHEAF_CATEGORY_EMBEDDING) {
@@ -319,7 +345,8 @@ problem *problem_make(const problem_spec *spec) {
   return p;
 }
 
-void problem_free(problem *p) {
+void problem_free(problem *p)
+{
   for (int at = 0; at < PROBLEM_OPERANDS; at++) {
     free(p->operand[at].memory);
   }
@@ -328,7 +355,8 @@ void problem_free(problem *p) {
 
 bool problem_inputs_intact(const problem *p) { return hash_inputs(p) == p->inputs_hash; }
 
-problem_outputs *problem_outputs_make(const problem *p) {
+problem_outputs *problem_outputs_make(const problem *p)
+{
   problem_outputs *outputs = bit_alloc(1, sizeof *outputs);
   memset(outputs, 0, sizeof *outputs);
   for (int at = 0; at < PROBLEM_OPERANDS; at++) {
@@ -342,7 +370,8 @@ problem_outputs *problem_outputs_make(const problem *p) {
   return outputs;
 }
 
-void problem_outputs_reset(const problem *p, problem_outputs *outputs) {
+void problem_outputs_reset(const problem *p, problem_outputs *outputs)
+{
   for (int at = 0; at < PROBLEM_OPERANDS; at++) {
     if (outputs->operand[at].given) {
       memcpy(outputs->operand[at].memory, p->operand[at].memory, p->operand[at].memory_bytes);
@@ -351,14 +380,16 @@ void problem_outputs_reset(const problem *p, problem_outputs *outputs) {
   outputs->report = (sheaf_index_report){-77, -77, -77};
 }
 
-void problem_outputs_free(problem_outputs *outputs) {
+void problem_outputs_free(problem_outputs *outputs)
+{
   for (int at = 0; at < PROBLEM_OPERANDS; at++) {
     free(outputs->operand[at].memory);
   }
   free(outputs);
 }
 
-static sheaf_operand operand_of(problem *p, problem_outputs *outputs, int at) {
+static sheaf_operand operand_of(problem *p, problem_outputs *outputs, int at)
+{
   problem_operand *operand = p->operand[at].output ? &outputs->operand[at] : &p->operand[at];
   sheaf_operand bound = {NULL, 0};
   if (operand->given) {
@@ -368,7 +399,8 @@ static sheaf_operand operand_of(problem *p, problem_outputs *outputs, int at) {
   return bound;
 }
 
-sheaf_embedding_args problem_embedding_args(problem *p, problem_outputs *outputs) {
+sheaf_embedding_args problem_embedding_args(problem *p, problem_outputs *outputs)
+{
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
   int at = 0;
 #define SHEAF_X(name) args.name = operand_of(p, outputs, at++);
@@ -378,7 +410,8 @@ sheaf_embedding_args problem_embedding_args(problem *p, problem_outputs *outputs
   return args;
 }
 
-sheaf_segment_args problem_segment_args(problem *p, problem_outputs *outputs) {
+sheaf_segment_args problem_segment_args(problem *p, problem_outputs *outputs)
+{
   sheaf_segment_args args = SHEAF_SEGMENT_ARGS_INIT;
   int at = 0;
 #define SHEAF_X(name) args.name = operand_of(p, outputs, at++);
@@ -388,7 +421,8 @@ sheaf_segment_args problem_segment_args(problem *p, problem_outputs *outputs) {
   return args;
 }
 
-void problem_expect(problem *p, problem_outputs *outputs) {
+void problem_expect(problem *p, problem_outputs *outputs)
+{
   if (p->spec.category == SHEAF_CATEGORY_EMBEDDING) {
     const sheaf_embedding_args args = problem_embedding_args(p, outputs);
     bit_oracle_embedding(&p->embedding, &args);

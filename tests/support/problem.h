@@ -21,9 +21,17 @@
 
 typedef enum problem_spread { SPREAD_UNIFORM = 0, SPREAD_HOT, SPREAD_ONE_ROW, SPREAD_ZIPF } problem_spread;
 
-/* What values look like. NORMAL: random mantissas, exponents around 1, some -0 and denormals. TIES: few distinct small
- * numbers. NEAR_ONE: products of many stay finite. POSITIVE: in (0.5, 1.5). */
-typedef enum problem_values { VALUES_NORMAL = 0, VALUES_TIES, VALUES_NEAR_ONE, VALUES_POSITIVE } problem_values;
+/* What values look like. NORMAL: random mantissas, exponents around 1, some -0 and denormals. TIES: few distinct
+ * small numbers. NEAR_ONE: products of many stay finite. POSITIVE: in (0.5, 1.5). TINY: around the smallest normal
+ * number, half of them denormal (weights too). TINY_FACTORS: near one, and tiny now and then. */
+typedef enum problem_values {
+  VALUES_NORMAL = 0,
+  VALUES_TIES,
+  VALUES_NEAR_ONE,
+  VALUES_POSITIVE,
+  VALUES_TINY,
+  VALUES_TINY_FACTORS
+} problem_values;
 
 typedef struct problem_spec {
   sheaf_category category;
@@ -56,9 +64,10 @@ typedef struct problem_spec {
   bool high_rank;    /* lookups: indices of rank 2, when N is even */
   bool trust_shape;  /* operands say 0 bytes */
   int64_t batch;
-  bool shared_inputs;  /* the batch's inputs have a stride of 0 */
-  int64_t row_gap;     /* elements (quantised tables: bytes) between rows */
-  int64_t shift;       /* elements by which data is moved off its alignment, half of it as byte_offset */
+  bool shared_inputs; /* the batch's inputs have a stride of 0 ... */
+  bool shared_some;   /* ... or only some of them, by the seed */
+  int64_t row_gap;    /* elements (quantised tables: bytes) between rows */
+  int64_t shift;      /* elements by which data is moved off its alignment, half of it as byte_offset */
   uint64_t seed;
 } problem_spec;
 

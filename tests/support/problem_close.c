@@ -9,7 +9,8 @@
 #include "oracle/plain_oracle.h"
 
 /* The distance between neighbours of a 16-bit type around |value|. */
-static double unit_in_last_place(sheaf_dtype dtype, double value) {
+static double unit_in_last_place(sheaf_dtype dtype, double value)
+{
   const int fraction_bits = dtype == SHEAF_F16 ? 10 : 7;
   const int least = dtype == SHEAF_F16 ? -14 : -126;
   int exponent = least;
@@ -20,22 +21,25 @@ static double unit_in_last_place(sheaf_dtype dtype, double value) {
   return ldexp(1.0, exponent - fraction_bits);
 }
 
-double tolerance_of(sheaf_dtype dtype, double value, double scale) {
+double tolerance_of(sheaf_dtype dtype, double value, double scale)
+{
   switch (dtype) {
-    case SHEAF_F64:
-      return 1e-12 * scale + 0x1p-1074;
-    case SHEAF_F32:
-      return 1e-5 * scale + 0x1p-149;
-    default:
-      return unit_in_last_place(dtype, value) + 1e-6 * scale;
+  case SHEAF_F64:
+    return 1e-12 * scale + 0x1p-1074;
+  case SHEAF_F32:
+    return 1e-5 * scale + 0x1p-149;
+  default:
+    return unit_in_last_place(dtype, value) + 1e-6 * scale;
   }
 }
 
-static double largest(sheaf_dtype dtype) {
+static double largest(sheaf_dtype dtype)
+{
   return dtype == SHEAF_F16 ? 65504.0 : dtype == SHEAF_F64 ? 0x1.fffffffffffffp1023 : 0x1.fep127;
 }
 
-static bool number_close(sheaf_dtype dtype, double expected, double scale, double got) {
+static bool number_close(sheaf_dtype dtype, double expected, double scale, double got)
+{
   if (isnan(expected) || isnan(got)) {
     return isnan(expected) && isnan(got);
   }
@@ -45,7 +49,8 @@ static bool number_close(sheaf_dtype dtype, double expected, double scale, doubl
   return fabs(got - expected) <= tolerance_of(dtype, expected, scale);
 }
 
-static bool output_close(const plain_output *expected, const problem_operand *got, bool exact, const char *label) {
+static bool output_close(const plain_output *expected, const problem_operand *got, bool exact, const char *label)
+{
   for (int64_t i = 0; i < got->problems; i++) {
     for (int64_t row = 0; row < got->rows; row++) {
       for (int64_t d = 0; d < got->columns; d++) {
@@ -68,7 +73,8 @@ static bool output_close(const plain_output *expected, const problem_operand *go
   return true;
 }
 
-static plain_result *plain_answer(problem *p, problem_outputs *before) {
+static plain_result *plain_answer(problem *p, problem_outputs *before)
+{
   if (p->spec.category == SHEAF_CATEGORY_EMBEDDING) {
     const sheaf_embedding_args args = problem_embedding_args(p, before);
     return plain_oracle_embedding(&p->embedding, &args);
@@ -77,7 +83,8 @@ static plain_result *plain_answer(problem *p, problem_outputs *before) {
   return plain_oracle_segment(&p->segment, &args);
 }
 
-bool problem_outputs_close(problem *p, const problem_outputs *got, const char *label) {
+bool problem_outputs_close(problem *p, const problem_outputs *got, const char *label)
+{
   const bool embedding = p->spec.category == SHEAF_CATEGORY_EMBEDDING;
   problem_outputs *before = problem_outputs_make(p);
   plain_result *plain = plain_answer(p, before);

@@ -8,7 +8,8 @@
 #include "oracle/bit_number.h"
 #include "problem.h"
 
-static const char *operand_name(const problem *p, int at) {
+static const char *operand_name(const problem *p, int at)
+{
 #define SHEAF_X(name) #name,
   static const char *const embedding[] = {SHEAF_EMBEDDING_OPERAND_LIST(SHEAF_X)};
   static const char *const segment[] = {SHEAF_SEGMENT_OPERAND_LIST(SHEAF_X)};
@@ -18,11 +19,13 @@ static const char *operand_name(const problem *p, int at) {
 
 static bool is_index(sheaf_dtype dtype) { return dtype == SHEAF_I32 || dtype == SHEAF_I64; }
 
-static bool both_nan(sheaf_dtype dtype, const void *a, const void *b) {
+static bool both_nan(sheaf_dtype dtype, const void *a, const void *b)
+{
   return !is_index(dtype) && isnan(bit_load(dtype, a, 0)) && isnan(bit_load(dtype, b, 0));
 }
 
-static void print_element(sheaf_dtype dtype, const char *who, const void *element) {
+static void print_element(sheaf_dtype dtype, const char *who, const void *element)
+{
   if (is_index(dtype)) {
     fprintf(stderr, "  %s %" PRId64 "\n", who, bit_load_index(dtype, element, 0));
     return;
@@ -35,10 +38,11 @@ static void print_element(sheaf_dtype dtype, const char *who, const void *elemen
   fprintf(stderr, ")\n");
 }
 
-/* The walk behind operands_equal, once some byte differs: `scratch` is a copy of the expected memory, into which NaNs that
- * are allowed to differ are copied, so that whatever still differs in the end lies outside the elements. */
+/* The walk behind operands_equal, once some byte differs: `scratch` is a copy of the expected memory, into which NaNs
+ * that are allowed to differ are copied, so that whatever still differs in the end lies outside the elements. */
 static bool elements_equal(const problem_operand *expected, const problem_operand *got, bool strict,
-                           unsigned char *scratch, const char *heading) {
+                           unsigned char *scratch, const char *heading)
+{
   const size_t bytes = bit_element_bytes(expected->dtype);
   int64_t different = 0;
   for (int64_t i = 0; i < expected->problems; i++) {
@@ -52,7 +56,8 @@ static bool elements_equal(const problem_operand *expected, const problem_operan
         if (!strict && both_nan(expected->dtype, a, b)) {
           memcpy(scratch + (a - expected->memory), b, bytes);
         } else if (different++ == 0) {
-          fprintf(stderr, "%s differs at problem %" PRId64 ", row %" PRId64 ", column %" PRId64 "\n", heading, i, row, d);
+          fprintf(stderr, "%s differs at problem %" PRId64 ", row %" PRId64 ", column %" PRId64 "\n", heading, i, row,
+                  d);
           print_element(expected->dtype, "expected", a);
           print_element(expected->dtype, "got     ", b);
         }
@@ -66,7 +71,8 @@ static bool elements_equal(const problem_operand *expected, const problem_operan
 }
 
 static bool operands_equal(const problem_operand *expected, const problem_operand *got, bool strict,
-                           const char *heading) {
+                           const char *heading)
+{
   if (memcmp(expected->memory, got->memory, expected->memory_bytes) == 0) {
     return true;
   }
@@ -75,8 +81,8 @@ static bool operands_equal(const problem_operand *expected, const problem_operan
   bool equal = elements_equal(expected, got, strict, scratch, heading);
   for (size_t i = 0; equal && i < expected->memory_bytes; i++) {
     if (scratch[i] != got->memory[i]) {
-      fprintf(stderr, "%s: a byte outside its elements was written, %lld bytes from its beginning (%zu long)\n", heading,
-              (long long)i - (long long)expected->data_at, expected->data_bytes);
+      fprintf(stderr, "%s: a byte outside its elements was written, %lld bytes from its beginning (%zu long)\n",
+              heading, (long long)i - (long long)expected->data_at, expected->data_bytes);
       equal = false;
     }
   }
@@ -84,7 +90,8 @@ static bool operands_equal(const problem_operand *expected, const problem_operan
   return equal;
 }
 
-const char *problem_text(const problem *p, char *text, size_t bytes) {
+const char *problem_text(const problem *p, char *text, size_t bytes)
+{
   const problem_spec *s = &p->spec;
   static const char *const spreads[] = {"uniform", "hot", "one row", "zipf"};
   snprintf(text, bytes,
@@ -95,12 +102,17 @@ const char *problem_text(const problem *p, char *text, size_t bytes) {
            s->padding_row ? " padding_row" : "", s->bad_share > 0 ? " bad" : "", s->scale_grad_by_freq ? " freq" : "",
            s->overwrite ? " overwrite" : "", s->sharded ? " sharded" : "", s->identity_empty ? " identity" : "",
            s->split_ties ? " split" : "", s->arg_given ? " arg_given" : "", s->special_share > 0 ? " specials" : "",
-           s->batch, s->shared_inputs ? " shared" : "", s->row_gap, s->shift);
+           s->batch,
+           s->shared_inputs ? " shared"
+           : s->shared_some ? " some shared"
+                            : "",
+           s->row_gap, s->shift);
   return text;
 }
 
 bool problem_outputs_equal(const problem *p, const problem_outputs *expected, const problem_outputs *got,
-                           const char *label) {
+                           const char *label)
+{
   bool equal = true;
   char text[512];
   char heading[640];
@@ -115,8 +127,8 @@ bool problem_outputs_equal(const problem *p, const problem_outputs *expected, co
   const sheaf_index_report *b = &got->report;
   if (a->count != b->count || a->first_position != b->first_position || a->first_value != b->first_value) {
     fprintf(stderr,
-            "%s: report differs\n  expected %" PRId64 " bad, first at %" PRId64 " holding %" PRId64 "\n  got      %" PRId64
-            " bad, first at %" PRId64 " holding %" PRId64 "\n",
+            "%s: report differs\n  expected %" PRId64 " bad, first at %" PRId64 " holding %" PRId64
+            "\n  got      %" PRId64 " bad, first at %" PRId64 " holding %" PRId64 "\n",
             label, a->count, a->first_position, a->first_value, b->count, b->first_position, b->first_value);
     equal = false;
   }

@@ -9,63 +9,74 @@
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
 /* The smallest normal number of a dtype, for denormals below it. */
-static double smallest_normal(sheaf_dtype dtype) {
+static double smallest_normal(sheaf_dtype dtype)
+{
   return dtype == SHEAF_F64 ? 0x1p-1022 : dtype == SHEAF_F16 ? 0x1p-14 : 0x1p-126;
 }
 
-static double special_value(test_random *random) {
+static double special_value(test_random *random)
+{
   switch (random_below(random, 3)) {
-    case 0:
-      return (double)INFINITY;
-    case 1:
-      return (double)-INFINITY;
-    default:
-      return (double)NAN;
+  case 0:
+    return (double)INFINITY;
+  case 1:
+    return (double)-INFINITY;
+  default:
+    return (double)NAN;
   }
 }
 
-/* A quiet NaN of any sign and payload. */
-static void store_any_nan(test_random *random, sheaf_dtype dtype, void *base, int64_t element) {
-  const uint64_t exponent_and_quiet = dtype == SHEAF_F64   ? UINT64_C(0x7FF8000000000000)
-                                      : dtype == SHEAF_F32 ? 0x7FC00000
-                                      : dtype == SHEAF_F16 ? 0x7E00
-                                                           : 0x7FC0;
+/* A NaN of any sign and payload, quiet or signalling. */
+static void store_any_nan(test_random *random, sheaf_dtype dtype, void *base, int64_t element)
+{
+  const uint64_t exponent = dtype == SHEAF_F64   ? UINT64_C(0x7FF0000000000000)
+                            : dtype == SHEAF_F32 ? 0x7F800000
+                            : dtype == SHEAF_F16 ? 0x7C00
+                                                 : 0x7F80;
   const size_t bytes = bit_element_bytes(dtype);
-  const uint64_t bits = random_bits(random) | exponent_and_quiet;
+  const uint64_t bits = random_bits(random) | exponent | 1;
   memcpy((char *)base + (size_t)element * bytes, &bits, bytes); /* little-endian, as every machine Sheaf runs on */
 }
 
-static double normal_value(test_random *random, sheaf_dtype dtype) {
+static double normal_value(test_random *random, sheaf_dtype dtype)
+{
   const double sign = random_bits(random) & 1 ? -1.0 : 1.0;
   switch (random_below(random, 64)) {
-    case 0:
-      return sign * 0.0;
-    case 1:
-      return sign * smallest_normal(dtype) * random_unit(random);
-    case 2:
-      return sign;
-    default:
-      return sign * ldexp(1.0 + random_unit(random), (int)random_below(random, 9) - 5);
+  case 0:
+    return sign * 0.0;
+  case 1:
+    return sign * smallest_normal(dtype) * random_unit(random);
+  case 2:
+    return sign;
+  default:
+    return sign * ldexp(1.0 + random_unit(random), (int)random_below(random, 9) - 5);
   }
 }
 
-static double plain_value(test_random *random, problem_values values, sheaf_dtype dtype) {
+static double plain_value(test_random *random, problem_values values, sheaf_dtype dtype)
+{
   const double sign = random_bits(random) & 1 ? -1.0 : 1.0;
   switch (values) {
-    case VALUES_TIES:
-      return sign * (double)random_below(random, 3);
-    case VALUES_NEAR_ONE:
-      return sign * exp2((random_unit(random) - 0.5) * 0.1);
-    case VALUES_POSITIVE:
-      return 0.5 + random_unit(random);
-    case VALUES_NORMAL:
-      break;
+  case VALUES_TIES:
+    return sign * (double)random_below(random, 3);
+  case VALUES_NEAR_ONE:
+    return sign * exp2((random_unit(random) - 0.5) * 0.1);
+  case VALUES_POSITIVE:
+    return 0.5 + random_unit(random);
+  case VALUES_TINY:
+    return sign * smallest_normal(dtype) * (random_unit(random) * 2.0);
+  case VALUES_TINY_FACTORS:
+    return random_below(random, 6) == 0 ? sign * smallest_normal(dtype) * (1.0 + random_unit(random))
+                                        : sign * (0.5 + random_unit(random));
+  case VALUES_NORMAL:
+    break;
   }
   return normal_value(random, dtype);
 }
 
 /* (float)value can double-round into f16, which does not matter here: any representable value will do. */
-static void store_next(problem *p, sheaf_dtype dtype, void *base, int64_t element) {
+static void store_next(problem *p, sheaf_dtype dtype, void *base, int64_t element)
+{
   const problem_spec *spec = &p->spec;
   if (spec->special_share > 0.0 && random_chance(&p->random, spec->special_share)) {
     const double value = special_value(&p->random);
@@ -81,7 +92,8 @@ static void store_next(problem *p, sheaf_dtype dtype, void *base, int64_t elemen
   }
 }
 
-static void fill_row(problem *p, problem_operand *operand, int64_t problem_at, int64_t row) {
+static void fill_row(problem *p, problem_operand *operand, int64_t problem_at, int64_t row)
+{
   void *base = operand_at(operand, problem_at, row, 0);
   for (int64_t d = 0; d < operand->columns; d++) {
     store_next(p, operand->dtype, base, d);
@@ -89,7 +101,8 @@ static void fill_row(problem *p, problem_operand *operand, int64_t problem_at, i
 }
 
 /* Fills every element; a stride of 0 is filled once per problem, which does no harm. */
-static void fill_values(problem *p, int at) {
+static void fill_values(problem *p, int at)
+{
   problem_operand *operand = &p->operand[at];
   for (int64_t i = 0; operand->given && i < operand->problems; i++) {
     for (int64_t row = 0; row < operand->rows; row++) {
@@ -98,14 +111,16 @@ static void fill_values(problem *p, int at) {
   }
 }
 
-static void fill_nan(problem_operand *operand, int64_t problem_at, int64_t row, int64_t column, int64_t columns) {
+static void fill_nan(problem_operand *operand, int64_t problem_at, int64_t row, int64_t column, int64_t columns)
+{
   for (int64_t d = column; d < column + columns; d++) {
     bit_store(operand->dtype, operand_at(operand, problem_at, row, d), 0, (double)NAN);
   }
 }
 
 /* Random bytes and moderate scales; int4 rows of an odd width keep a random high nibble, which must not matter. */
-static void fill_quantised(problem *p) {
+static void fill_quantised(problem *p)
+{
   problem_operand *table = &p->operand[AT_TABLE];
   const bool wide = p->spec.dtype == SHEAF_INT8;
   const sheaf_dtype tail = wide ? SHEAF_F32 : SHEAF_F16;
@@ -132,38 +147,41 @@ typedef struct index_rule {
   int64_t padding; /* -1: none */
 } index_rule;
 
-static int64_t bad_value(problem *p, int64_t total) {
+static int64_t bad_value(problem *p, int64_t total)
+{
   const bool wide = p->spec.index_dtype == SHEAF_I64;
   switch (random_below(&p->random, 5)) {
-    case 0:
-      return -1;
-    case 1:
-      return total;
-    case 2:
-      return wide ? INT64_MIN : INT32_MIN;
-    case 3:
-      return wide ? INT64_MAX : INT32_MAX;
-    default:
-      /* On i64 a value whose low 32 bits look good. */
-      return wide ? (INT64_C(5) << 32) + random_below(&p->random, total) : -2 - random_below(&p->random, 9);
+  case 0:
+    return -1;
+  case 1:
+    return total;
+  case 2:
+    return wide ? INT64_MIN : INT32_MIN;
+  case 3:
+    return wide ? INT64_MAX : INT32_MAX;
+  default:
+    /* On i64 a value whose low 32 bits look good. */
+    return wide ? (INT64_C(5) << 32) + random_below(&p->random, total) : -2 - random_below(&p->random, 9);
   }
 }
 
-static int64_t good_value(problem *p, const index_rule *rule) {
+static int64_t good_value(problem *p, const index_rule *rule)
+{
   switch (p->spec.spread) {
-    case SPREAD_HOT:
-      return random_bits(&p->random) & 1 ? rule->hot : random_below(&p->random, rule->total);
-    case SPREAD_ONE_ROW:
-      return rule->hot;
-    case SPREAD_ZIPF:
-      return (int64_t)((double)rule->total * pow(random_unit(&p->random), 4.0));
-    case SPREAD_UNIFORM:
-      break;
+  case SPREAD_HOT:
+    return random_bits(&p->random) & 1 ? rule->hot : random_below(&p->random, rule->total);
+  case SPREAD_ONE_ROW:
+    return rule->hot;
+  case SPREAD_ZIPF:
+    return (int64_t)((double)rule->total * pow(random_unit(&p->random), 4.0));
+  case SPREAD_UNIFORM:
+    break;
   }
   return random_below(&p->random, rule->total);
 }
 
-static int64_t draw_index(problem *p, const index_rule *rule) {
+static int64_t draw_index(problem *p, const index_rule *rule)
+{
   if (rule->total == 0 || random_chance(&p->random, p->spec.bad_share)) {
     return bad_value(p, rule->total);
   }
@@ -177,7 +195,8 @@ static int64_t draw_index(problem *p, const index_rule *rule) {
   return value;
 }
 
-static void draw_indices(problem *p, const index_rule *rule, int64_t *indices, int64_t count) {
+static void draw_indices(problem *p, const index_rule *rule, int64_t *indices, int64_t count)
+{
   const int64_t hot = p->spec.hot_count < count ? p->spec.hot_count : count;
   for (int64_t n = 0; n < count; n++) {
     indices[n] = n < hot ? rule->hot : draw_index(p, rule);
@@ -190,7 +209,8 @@ static void draw_indices(problem *p, const index_rule *rule, int64_t *indices, i
   }
 }
 
-static index_rule embedding_rule(problem *p) {
+static index_rule embedding_rule(problem *p)
+{
   const sheaf_embedding_desc *desc = &p->embedding;
   index_rule rule = {desc->total_rows != 0 ? desc->total_rows : desc->rows, -1, -1};
   rule.padding = desc->has_padding ? desc->padding_idx : -1;
@@ -202,41 +222,55 @@ static index_rule embedding_rule(problem *p) {
   return rule;
 }
 
-static bool is_skipped(const sheaf_embedding_desc *desc, int64_t index) {
+static bool is_skipped(const sheaf_embedding_desc *desc, int64_t index)
+{
   const int64_t total = desc->total_rows != 0 ? desc->total_rows : desc->rows;
   return index < 0 || index >= total || (desc->has_padding && index == desc->padding_idx);
 }
 
-/* Draws one problem's indices and makes what belongs to skipped entries unreadable. */
-static void fill_indices(problem *p, const index_rule *rule, int64_t problem_at) {
+/* Makes row `row` of one problem unreadable (columns of it, for a vector), unless problems share it but not the
+ * indices: then another problem may read it. */
+static void forbid(problem_operand *operand, const problem_operand *by, int64_t problem_at, int64_t row, int64_t column,
+                   int64_t columns)
+{
+  if (operand->given && (operand->problem_stride != 0 || by->problem_stride == 0)) {
+    fill_nan(operand, problem_at, row, column, columns);
+  }
+}
+
+/* Draws the indices of a batch and makes what belongs to skipped entries unreadable. */
+static void fill_indices(problem *p, const index_rule *rule)
+{
   problem_operand *indices = &p->operand[AT_INDICES];
-  problem_operand *weights = &p->operand[AT_WEIGHTS];
-  problem_operand *grad_out = &p->operand[AT_GRAD_OUT];
   const int64_t count = indices->columns;
   int64_t *drawn = bit_alloc(count, sizeof *drawn);
-  draw_indices(p, rule, drawn, count);
-  for (int64_t n = 0; n < count; n++) {
-    bit_store_index(indices->dtype, operand_at(indices, problem_at, 0, n), 0, drawn[n]);
-    if (is_skipped(&p->embedding, drawn[n])) {
-      if (weights->given) {
-        fill_nan(weights, problem_at, 0, n, 1);
-      }
-      if (p->spec.kind == SHEAF_LOOKUP_BACKWARD) {
-        fill_nan(grad_out, problem_at, n, 0, p->spec.dim);
+  for (int64_t i = 0; i < indices->problems; i++) {
+    if (i == 0 || indices->problem_stride != 0) {
+      draw_indices(p, rule, drawn, count);
+    }
+    for (int64_t n = 0; n < count; n++) {
+      bit_store_index(indices->dtype, operand_at(indices, i, 0, n), 0, drawn[n]);
+      if (is_skipped(&p->embedding, drawn[n])) {
+        forbid(&p->operand[AT_WEIGHTS], indices, i, 0, n, 1);
+        if (p->spec.kind == SHEAF_LOOKUP_BACKWARD) {
+          forbid(&p->operand[AT_GRAD_OUT], indices, i, n, 0, p->spec.dim);
+        }
       }
     }
   }
   free(drawn);
 }
 
-static int compare_int64(const void *a, const void *b) {
+static int compare_int64(const void *a, const void *b)
+{
   const int64_t x = *(const int64_t *)a;
   const int64_t y = *(const int64_t *)b;
   return (x > y) - (x < y);
 }
 
 /* Random lengths, empty bags among them; with longest_bag one bag has exactly that length. */
-static void fill_offsets(problem *p, int64_t problem_at) {
+static void fill_offsets(problem *p, int64_t problem_at)
+{
   problem_operand *offsets = &p->operand[AT_OFFSETS];
   const int64_t bags = p->spec.bags;
   const int64_t longest = p->spec.longest_bag < p->spec.count ? p->spec.longest_bag : p->spec.count;
@@ -265,7 +299,8 @@ static void fill_offsets(problem *p, int64_t problem_at) {
   free(cuts);
 }
 
-static void fill_weights(problem *p) {
+static void fill_weights(problem *p)
+{
   problem_operand *weights = &p->operand[AT_WEIGHTS];
   const problem_values values = p->spec.positive_weights ? VALUES_POSITIVE : VALUES_NORMAL;
   for (int64_t i = 0; weights->given && i < weights->problems; i++) {
@@ -276,7 +311,8 @@ static void fill_weights(problem *p) {
 }
 
 /* Kind 7: every column its own draw, some of them -1. */
-static void fill_bag_args(problem *p, const index_rule *rule) {
+static void fill_bag_args(problem *p, const index_rule *rule)
+{
   problem_operand *arg = &p->operand[AT_ARG];
   int64_t *drawn = bit_alloc(arg->rows, sizeof *drawn);
   for (int64_t i = 0; i < arg->problems; i++) {
@@ -291,7 +327,8 @@ static void fill_bag_args(problem *p, const index_rule *rule) {
   free(drawn);
 }
 
-static void fill_embedding(problem *p) {
+static void fill_embedding(problem *p)
+{
   const sheaf_embedding_desc *desc = &p->embedding;
   problem_operand *table = &p->operand[AT_TABLE];
   if (p->spec.dtype == SHEAF_INT8 || p->spec.dtype == SHEAF_INT4) {
@@ -315,13 +352,15 @@ static void fill_embedding(problem *p) {
   if (p->spec.kind == SHEAF_BAG_MAX_BACKWARD) {
     fill_bag_args(p, &rule);
   }
-  const int64_t different = p->spec.shared_inputs ? 1 : p->operand[AT_INDICES].problems;
-  for (int64_t i = 0; p->operand[AT_INDICES].given && i < different; i++) {
-    fill_indices(p, &rule, i);
-    if (p->operand[AT_OFFSETS].given && p->spec.bags > 0) {
+  if (p->operand[AT_INDICES].given) {
+    fill_indices(p, &rule);
+  }
+  problem_operand *offsets = &p->operand[AT_OFFSETS];
+  for (int64_t i = 0; offsets->given && i < offsets->problems; i++) {
+    if (p->spec.bags > 0) {
       fill_offsets(p, i);
-    } else if (p->operand[AT_OFFSETS].given && p->operand[AT_OFFSETS].columns == 1) {
-      bit_store_index(p->operand[AT_OFFSETS].dtype, operand_at(&p->operand[AT_OFFSETS], i, 0, 0), 0, 0);
+    } else if (offsets->columns == 1) {
+      bit_store_index(offsets->dtype, operand_at(offsets, i, 0, 0), 0, 0);
     }
   }
 }
@@ -329,7 +368,8 @@ static void fill_embedding(problem *p) {
 /* ---- Segments ---------------------------------------------------------------------------------------------------- */
 
 /* Any row of a segment may be the one that arg names. */
-static void fill_segment_args(problem *p, int64_t problem_at, const int64_t *ids) {
+static void fill_segment_args(problem *p, int64_t problem_at, const int64_t *ids)
+{
   problem_operand *arg = &p->operand[AT_SEGMENT_ARG];
   int64_t *seen = bit_alloc(p->spec.rows, sizeof *seen);
   for (int64_t d = 0; d < arg->columns; d++) {
@@ -347,7 +387,8 @@ static void fill_segment_args(problem *p, int64_t problem_at, const int64_t *ids
   free(seen);
 }
 
-static void fill_segment(problem *p) {
+static void fill_segment(problem *p)
+{
   problem_operand *ids = &p->operand[AT_IDS];
   problem_operand *data = &p->operand[AT_DATA];
   const int64_t count = p->spec.count;
@@ -355,15 +396,17 @@ static void fill_segment(problem *p) {
   fill_values(p, AT_SEGMENT_GRAD_OUT);
   int64_t *drawn = bit_alloc(count, sizeof *drawn);
   const index_rule rule = {p->spec.rows, p->spec.rows > 0 ? random_below(&p->random, p->spec.rows) : -1, -1};
-  for (int64_t i = 0; i < (p->spec.shared_inputs ? 1 : ids->problems); i++) {
-    draw_indices(p, &rule, drawn, count);
+  for (int64_t i = 0; i < ids->problems; i++) {
+    if (i == 0 || ids->problem_stride != 0) {
+      draw_indices(p, &rule, drawn, count);
+    }
     if (problem_is_sorted(&p->spec)) {
       qsort(drawn, (size_t)count, sizeof *drawn, compare_int64);
     }
     for (int64_t n = 0; n < count; n++) {
       bit_store_index(ids->dtype, operand_at(ids, i, 0, n), 0, drawn[n]);
-      if (data->given && (drawn[n] < 0 || drawn[n] >= p->spec.rows)) {
-        fill_nan(data, i, n, 0, p->spec.dim);
+      if (drawn[n] < 0 || drawn[n] >= p->spec.rows) {
+        forbid(data, ids, i, n, 0, p->spec.dim);
       }
     }
     if (p->spec.arg_given) {
@@ -374,7 +417,8 @@ static void fill_segment(problem *p) {
 }
 
 /* Outputs start as noise, table_grad as values to add to. */
-static void fill_outputs(problem *p) {
+static void fill_outputs(problem *p)
+{
   for (int at = 0; at < PROBLEM_OPERANDS; at++) {
     problem_operand *operand = &p->operand[at];
     for (size_t i = 0; operand->given && operand->output && i < operand->memory_bytes; i++) {
@@ -386,7 +430,8 @@ static void fill_outputs(problem *p) {
   }
 }
 
-void problem_fill(problem *p) {
+void problem_fill(problem *p)
+{
   if (p->spec.category == SHEAF_CATEGORY_EMBEDDING) {
     fill_embedding(p);
   } else {

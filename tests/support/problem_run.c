@@ -8,7 +8,8 @@
 enum { ALIGNMENT = 64 };
 
 /* 64-byte aligned memory full of noise with a guard of as many bytes behind it. */
-static unsigned char *noisy_memory(size_t bytes) {
+static unsigned char *noisy_memory(size_t bytes)
+{
   const size_t whole = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
   unsigned char *memory = aligned_alloc(ALIGNMENT, whole);
   if (memory == NULL) {
@@ -18,7 +19,8 @@ static unsigned char *noisy_memory(size_t bytes) {
   return memory;
 }
 
-static bool guard_intact(const unsigned char *memory, size_t bytes) {
+static bool guard_intact(const unsigned char *memory, size_t bytes)
+{
   for (size_t i = 0; i < ALIGNMENT; i++) {
     if (memory[bytes + i] != 0xA5) {
       fprintf(stderr, "byte %zu behind a memory of %zu was written\n", i, bytes);
@@ -28,7 +30,8 @@ static bool guard_intact(const unsigned char *memory, size_t bytes) {
   return true;
 }
 
-static sheaf_status select_plan(problem *p, const problem_way *way, bool grouping, sheaf_plan **plan) {
+sheaf_status problem_select(const problem *p, const problem_way *way, bool grouping, sheaf_plan **plan)
+{
   sheaf_preference preference = SHEAF_PREFERENCE_INIT;
   preference.kernel = way->kernel;
   preference.threads = way->threads;
@@ -43,7 +46,8 @@ static sheaf_status select_plan(problem *p, const problem_way *way, bool groupin
 }
 
 static sheaf_status build_grouping(problem *p, problem_outputs *outputs, const sheaf_plan *plan, void *memory,
-                                   size_t bytes) {
+                                   size_t bytes)
+{
   if (p->spec.category == SHEAF_CATEGORY_EMBEDDING) {
     const sheaf_embedding_args args = problem_embedding_args(p, outputs);
     return sheaf_embedding_grouping_build(plan, memory, bytes, NULL, &args);
@@ -52,8 +56,9 @@ static sheaf_status build_grouping(problem *p, problem_outputs *outputs, const s
   return sheaf_segment_grouping_build(plan, memory, bytes, NULL, &args);
 }
 
-static sheaf_status run_plan(problem *p, problem_outputs *outputs, const sheaf_plan *plan, const void *grouping,
-                             size_t grouping_bytes) {
+sheaf_status problem_run_plan(problem *p, problem_outputs *outputs, const sheaf_plan *plan, const void *grouping,
+                              size_t grouping_bytes)
+{
   const size_t bytes = sheaf_plan_workspace_size(plan);
   unsigned char *workspace = noisy_memory(bytes);
   sheaf_status status;
@@ -75,9 +80,10 @@ static sheaf_status run_plan(problem *p, problem_outputs *outputs, const sheaf_p
   return status;
 }
 
-sheaf_status problem_run(problem *p, problem_outputs *outputs, const problem_way *way, bool *groups) {
+sheaf_status problem_run(problem *p, problem_outputs *outputs, const problem_way *way, bool *groups)
+{
   sheaf_plan *plan = NULL;
-  sheaf_status status = select_plan(p, way, false, &plan);
+  sheaf_status status = problem_select(p, way, false, &plan);
   const size_t grouping_bytes = status == SHEAF_OK ? sheaf_grouping_size(plan) : 0;
   if (groups != NULL) {
     *groups = grouping_bytes > 0;
@@ -92,14 +98,14 @@ sheaf_status problem_run(problem *p, problem_outputs *outputs, const problem_way
     }
     if (status == SHEAF_OK) {
       outputs->report = (sheaf_index_report){-77, -77, -77};
-      status = select_plan(p, way, true, &plan);
+      status = problem_select(p, way, true, &plan);
     }
     if (status == SHEAF_OK) {
-      status = run_plan(p, outputs, plan, grouping, grouping_bytes);
+      status = problem_run_plan(p, outputs, plan, grouping, grouping_bytes);
     }
     free(grouping);
   } else if (status == SHEAF_OK) {
-    status = run_plan(p, outputs, plan, NULL, 0);
+    status = problem_run_plan(p, outputs, plan, NULL, 0);
   }
   sheaf_plan_free(plan);
   if (status != SHEAF_OK) {

@@ -14,4 +14,9 @@ typedef struct problem_way {
  * text is printed. `groups` (optional) says whether the plan uses a grouping. */
 sheaf_status problem_run(problem *p, problem_outputs *outputs, const problem_way *way, bool *groups);
 
+/* The steps of problem_run: a plan (`grouping`: desc.grouping_given), and one run of it with a workspace of its own. */
+sheaf_status problem_select(const problem *p, const problem_way *way, bool grouping, sheaf_plan **plan);
+sheaf_status problem_run_plan(problem *p, problem_outputs *outputs, const sheaf_plan *plan, const void *grouping,
+                              size_t grouping_bytes);
+
 #endif

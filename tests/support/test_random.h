@@ -10,7 +10,8 @@ typedef struct test_random {
 } test_random;
 
 /* splitmix64 */
-static inline uint64_t random_bits(test_random *random) {
+static inline uint64_t random_bits(test_random *random)
+{
   random->state += 0x9E3779B97F4A7C15u;
   uint64_t z = random->state;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -19,7 +20,8 @@ static inline uint64_t random_bits(test_random *random) {
 }
 
 /* In 0 .. limit - 1; 0 when limit is not positive. */
-static inline int64_t random_below(test_random *random, int64_t limit) {
+static inline int64_t random_below(test_random *random, int64_t limit)
+{
   const uint64_t bits = random_bits(random);
   return limit > 0 ? (int64_t)(bits % (uint64_t)limit) : 0;
 }

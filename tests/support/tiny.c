@@ -24,7 +24,8 @@ static tiny *all_tensors;
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* Memory of its own, exactly as long as the elements, so that a sanitizer sees every step beyond it. */
-static tiny *make(sheaf_dtype dtype, int rank, int64_t rows, int64_t columns) {
+static tiny *make(sheaf_dtype dtype, int rank, int64_t rows, int64_t columns)
+{
   tiny *t = bit_alloc(1, sizeof *t);
   memset(t, 0, sizeof *t);
   t->dtype = dtype;
@@ -39,14 +40,16 @@ static tiny *make(sheaf_dtype dtype, int rank, int64_t rows, int64_t columns) {
   return t;
 }
 
-static tiny *fill_numbers(tiny *t, const double *values) {
+static tiny *fill_numbers(tiny *t, const double *values)
+{
   for (int64_t i = 0; i < t->count; i++) {
     bit_store(t->dtype, t->data, i, values != NULL ? values[i] : 7.0);
   }
   return t;
 }
 
-static tiny *fill_integers(tiny *t, const int64_t *values) {
+static tiny *fill_integers(tiny *t, const int64_t *values)
+{
   for (int64_t i = 0; i < t->count; i++) {
     const int64_t value = values != NULL ? values[i] : 7;
     if (t->dtype == SHEAF_U8) {
@@ -58,23 +61,28 @@ static tiny *fill_integers(tiny *t, const int64_t *values) {
   return t;
 }
 
-tiny *tiny_matrix(sheaf_dtype dtype, int64_t rows, int64_t columns, const double *values) {
+tiny *tiny_matrix(sheaf_dtype dtype, int64_t rows, int64_t columns, const double *values)
+{
   return fill_numbers(make(dtype, 2, rows, columns), values);
 }
 
-tiny *tiny_vector(sheaf_dtype dtype, int64_t count, const double *values) {
+tiny *tiny_vector(sheaf_dtype dtype, int64_t count, const double *values)
+{
   return fill_numbers(make(dtype, 1, 1, count), values);
 }
 
-tiny *tiny_ints(sheaf_dtype dtype, int64_t count, const int64_t *values) {
+tiny *tiny_ints(sheaf_dtype dtype, int64_t count, const int64_t *values)
+{
   return fill_integers(make(dtype, 1, 1, count), values);
 }
 
-tiny *tiny_int_matrix(sheaf_dtype dtype, int64_t rows, int64_t columns, const int64_t *values) {
+tiny *tiny_int_matrix(sheaf_dtype dtype, int64_t rows, int64_t columns, const int64_t *values)
+{
   return fill_integers(make(dtype, 2, rows, columns), values);
 }
 
-tiny *tiny_reshape(tiny *t, int rank, const int64_t *shape) {
+tiny *tiny_reshape(tiny *t, int rank, const int64_t *shape)
+{
   t->tensor.ndim = rank;
   for (int i = 0; i < rank; i++) {
     t->shape[i] = shape[i];
@@ -82,16 +90,19 @@ tiny *tiny_reshape(tiny *t, int rank, const int64_t *shape) {
   return t;
 }
 
-tiny *tiny_null(tiny *t) {
+tiny *tiny_null(tiny *t)
+{
   t->tensor.data = NULL;
   return t;
 }
 
-sheaf_operand tiny_operand(const tiny *t) {
+sheaf_operand tiny_operand(const tiny *t)
+{
   return (sheaf_operand){&t->tensor, (size_t)t->count * bit_element_bytes(t->dtype)};
 }
 
-void tiny_free_all(void) {
+void tiny_free_all(void)
+{
   while (all_tensors != NULL) {
     tiny *next = all_tensors->next;
     free(all_tensors->data);
@@ -100,7 +111,8 @@ void tiny_free_all(void) {
   }
 }
 
-int tiny_teardown(void **state) {
+int tiny_teardown(void **state)
+{
   (void)state;
   tiny_free_all();
   return 0;
@@ -108,24 +120,25 @@ int tiny_teardown(void **state) {
 
 double tiny_number(const tiny *t, int64_t i) { return bit_load(t->dtype, t->data, i); }
 
-int64_t tiny_integer(const tiny *t, int64_t i) {
+int64_t tiny_integer(const tiny *t, int64_t i)
+{
   return t->dtype == SHEAF_U8 ? t->data[i] : bit_load_index(t->dtype, t->data, i);
 }
 
 /* ---- Expectations ------------------------------------------------------------------------------------------------ */
 
-static bool same(double a, double b) {
-  return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
-}
+static bool same(double a, double b) { return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b)); }
 
 /* Values are rounded to the tensor's type first, so that one list serves every type. */
-static double rounded(sheaf_dtype dtype, double value) {
+static double rounded(sheaf_dtype dtype, double value)
+{
   unsigned char element[8];
   bit_store(dtype, element, 0, value);
   return bit_load(dtype, element, 0);
 }
 
-void tiny_expect_numbers(const tiny *t, const double *values, int64_t count, const char *file, int line) {
+void tiny_expect_numbers(const tiny *t, const double *values, int64_t count, const char *file, int line)
+{
   if (t->count != count) {
     print_error("%lld numbers expected of a tensor of %lld\n", (long long)count, (long long)t->count);
     _fail(file, line);
@@ -139,7 +152,8 @@ void tiny_expect_numbers(const tiny *t, const double *values, int64_t count, con
   }
 }
 
-void tiny_expect_integers(const tiny *t, const int64_t *values, int64_t count, const char *file, int line) {
+void tiny_expect_integers(const tiny *t, const int64_t *values, int64_t count, const char *file, int line)
+{
   if (t->count != count) {
     print_error("%lld integers expected of a tensor of %lld\n", (long long)count, (long long)t->count);
     _fail(file, line);
@@ -153,7 +167,8 @@ void tiny_expect_integers(const tiny *t, const int64_t *values, int64_t count, c
   }
 }
 
-void tiny_expect_untouched(const tiny *t, const char *file, int line) {
+void tiny_expect_untouched(const tiny *t, const char *file, int line)
+{
   const bool integers = t->dtype == SHEAF_I32 || t->dtype == SHEAF_I64 || t->dtype == SHEAF_U8;
   for (int64_t i = 0; i < t->count; i++) {
     if (integers ? tiny_integer(t, i) != 7 : !same(tiny_number(t, i), 7.0)) {
@@ -164,7 +179,8 @@ void tiny_expect_untouched(const tiny *t, const char *file, int line) {
 }
 
 void tiny_expect_report(const sheaf_index_report *report, int64_t count, int64_t position, int64_t value,
-                        const char *file, int line) {
+                        const char *file, int line)
+{
   if (report->count != count || report->first_position != position || report->first_value != value) {
     print_error("report: expected %lld bad, first at %lld holding %lld; got %lld, %lld, %lld\n", (long long)count,
                 (long long)position, (long long)value, (long long)report->count, (long long)report->first_position,
@@ -173,7 +189,8 @@ void tiny_expect_report(const sheaf_index_report *report, int64_t count, int64_t
   }
 }
 
-void tiny_expect_status(sheaf_status status, sheaf_status expected, const char *file, int line) {
+void tiny_expect_status(sheaf_status status, sheaf_status expected, const char *file, int line)
+{
   if (status != expected) {
     print_error("expected %s, got %s; last error: %s\n", sheaf_status_name(expected), sheaf_status_name(status),
                 sheaf_last_error());
@@ -183,7 +200,8 @@ void tiny_expect_status(sheaf_status status, sheaf_status expected, const char *
 
 /* ---- Runs -------------------------------------------------------------------------------------------------------- */
 
-sheaf_embedding_desc tiny_embedding(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype) {
+sheaf_embedding_desc tiny_embedding(sheaf_embedding_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype)
+{
   sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
   desc.kind = kind;
   desc.dtype = dtype;
@@ -191,7 +209,8 @@ sheaf_embedding_desc tiny_embedding(sheaf_embedding_kind kind, sheaf_dtype dtype
   return desc;
 }
 
-sheaf_segment_desc tiny_segment(sheaf_segment_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype) {
+sheaf_segment_desc tiny_segment(sheaf_segment_kind kind, sheaf_dtype dtype, sheaf_dtype index_dtype)
+{
   sheaf_segment_desc desc = SHEAF_SEGMENT_DESC_INIT;
   desc.kind = kind;
   desc.dtype = dtype;
@@ -199,12 +218,14 @@ sheaf_segment_desc tiny_segment(sheaf_segment_kind kind, sheaf_dtype dtype, shea
   return desc;
 }
 
-static void *make_workspace(const sheaf_plan *plan, size_t *bytes) {
+static void *make_workspace(const sheaf_plan *plan, size_t *bytes)
+{
   *bytes = sheaf_plan_workspace_size(plan);
   return *bytes > 0 ? aligned_alloc(64, (*bytes + 63) / 64 * 64) : NULL;
 }
 
-sheaf_status tiny_run_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args) {
+sheaf_status tiny_run_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
+{
   sheaf_preference preference = SHEAF_PREFERENCE_INIT;
   preference.threads = 1;
   sheaf_plan *plan = NULL;
@@ -220,7 +241,8 @@ sheaf_status tiny_run_embedding(const sheaf_embedding_desc *desc, const sheaf_em
   return status;
 }
 
-sheaf_status tiny_run_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args) {
+sheaf_status tiny_run_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args)
+{
   sheaf_preference preference = SHEAF_PREFERENCE_INIT;
   preference.threads = 1;
   sheaf_plan *plan = NULL;

@@ -26,8 +26,8 @@ extern const sheaf_dtype tiny_elements[4];
 extern const sheaf_dtype tiny_index_types[2];
 
 /* Runs its body with every element type `T` and index type `I`. */
-#define WALK_TYPES(T, I)                                                                                     \
-  for (int walk_ = 0; walk_ < 8; walk_++)                                                                    \
+#define WALK_TYPES(T, I)                                                                                   \
+  for (int walk_ = 0; walk_ < 8; walk_++)                                                                  \
     for (sheaf_dtype T = tiny_elements[walk_ / 2], I = tiny_index_types[walk_ % 2]; T != SHEAF_DTYPE_NONE; \
          T = SHEAF_DTYPE_NONE)
 
@@ -62,9 +62,10 @@ int64_t tiny_integer(const tiny *t, int64_t i);
 #define INTEGERS(...) ((const int64_t[]){__VA_ARGS__})
 
 /* Fails unless the elements are these. */
-#define expect_numbers(t, ...) \
-  tiny_expect_numbers(t, NUMBERS(__VA_ARGS__), (int64_t)(sizeof(NUMBERS(__VA_ARGS__)) / sizeof(double)), __FILE__, __LINE__)
-#define expect_integers(t, ...)                                                                                   \
+#define expect_numbers(t, ...)                                                                                     \
+  tiny_expect_numbers(t, NUMBERS(__VA_ARGS__), (int64_t)(sizeof(NUMBERS(__VA_ARGS__)) / sizeof(double)), __FILE__, \
+                      __LINE__)
+#define expect_integers(t, ...)                                                                                        \
   tiny_expect_integers(t, INTEGERS(__VA_ARGS__), (int64_t)(sizeof(INTEGERS(__VA_ARGS__)) / sizeof(int64_t)), __FILE__, \
                        __LINE__)
 void tiny_expect_numbers(const tiny *t, const double *values, int64_t count, const char *file, int line);
@@ -75,7 +76,8 @@ void tiny_expect_integers(const tiny *t, const int64_t *values, int64_t count, c
 void tiny_expect_untouched(const tiny *t, const char *file, int line);
 
 /* Fails unless the report is this. */
-#define expect_report(report, count, position, value) tiny_expect_report(report, count, position, value, __FILE__, __LINE__)
+#define expect_report(report, count, position, value) \
+  tiny_expect_report(report, count, position, value, __FILE__, __LINE__)
 void tiny_expect_report(const sheaf_index_report *report, int64_t count, int64_t position, int64_t value,
                         const char *file, int line);
 

@@ -1,0 +1,219 @@
+/* test_kernels.c: the list of kernels: complete, without doubles, and every row of it selected by name and run. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/call.h"
+#include "support/problem_run.h"
+
+#if defined(SHF_HAVE_X86) && SHF_HAVE_X86
+enum { SETS = 3 }; /* scalar, AVX2, AVX-512 */
+#else
+enum { SETS = 1 };
+#endif
+
+enum { KINDS = 8 + 20, ELEMENTS = 4, INDICES = 2, QUANTISED_KINDS = 4, QUANTISED_ELEMENTS = 2 };
+enum { ROWS = (KINDS * ELEMENTS + QUANTISED_KINDS * QUANTISED_ELEMENTS) * INDICES * SETS };
+
+static sheaf_sku kernel_at(int64_t position, int *available)
+{
+  sheaf_sku sku;
+  memset(&sku, 0x55, sizeof sku);
+  if (sheaf_kernel_at(position, &sku, available) != SHEAF_OK) fail_msg("%s", sheaf_last_error());
+  return sku;
+}
+
+static bool is_quantised(sheaf_dtype dtype) { return dtype == SHEAF_INT8 || dtype == SHEAF_INT4; }
+
+static void test_as_many_kernels_as_the_lists_imply(void **state)
+{
+  (void)state;
+#define SHEAF_X(name, kind, text) +1
+  assert_int_equal(0 SHEAF_EMBEDDING_KIND_LIST(SHEAF_X) SHEAF_SEGMENT_KIND_LIST(SHEAF_X), KINDS);
+#undef SHEAF_X
+  if (SETS == 3) assert_int_equal(ROWS, 720);
+  assert_int_equal(sheaf_kernel_count(), ROWS);
+}
+
+/* Whether the build should have a kernel for this. */
+static bool is_expected(sheaf_category category, int kind, sheaf_dtype element, sheaf_dtype index, int arch)
+{
+  if (arch >= SETS || (index != SHEAF_I32 && index != SHEAF_I64)) return false;
+  if (!sheaf_kind_name(category, (uint16_t)kind)) return false;
+  if (is_quantised(element)) return category == SHEAF_CATEGORY_EMBEDDING && !problem_is_backward(category, kind);
+  return element >= SHEAF_F32 && element <= SHEAF_BF16;
+}
+
+static void test_every_combination_is_listed_exactly_once(void **state)
+{
+  (void)state;
+  static int seen[2][32][10][10][5];
+  memset(seen, 0, sizeof seen);
+  for (int64_t i = 0; i < sheaf_kernel_count(); i++) {
+    sheaf_sku sku = kernel_at(i, NULL);
+    assert_true(sku.category <= 1 && sku.kind < 32 && sku.element < 10 && sku.index_element < 10 && sku.arch < 5);
+    seen[sku.category][sku.kind][sku.element][sku.index_element][sku.arch]++;
+  }
+  for (int category = 0; category < 2; category++)
+    for (int kind = 0; kind < 32; kind++)
+      for (int element = 0; element < 10; element++)
+        for (int index = 0; index < 10; index++)
+          for (int arch = 0; arch < 5; arch++) {
+            int expected = is_expected((sheaf_category)category, kind, (sheaf_dtype)element, (sheaf_dtype)index, arch);
+            int found = seen[category][kind][element][index][arch];
+            if (found != expected)
+              fail_msg("category %d, kind %d, %s, %s, arch %d: %d kernels instead of %d", category, kind,
+                       sheaf_dtype_name((sheaf_dtype)element), sheaf_dtype_name((sheaf_dtype)index), arch, found, expected);
+          }
+}
+
+static int compare_names(const void *a, const void *b) { return strcmp(a, b); }
+
+static void test_names_say_what_a_kernel_is_and_are_unique(void **state)
+{
+  (void)state;
+  static char names[ROWS][64];
+  for (int64_t i = 0; i < ROWS; i++) {
+    sheaf_sku sku = kernel_at(i, NULL);
+    char expected[64];
+    snprintf(expected, sizeof expected, "%s.%s.%s/cpu.%s", sheaf_kind_name(sku.category, sku.kind),
+             sheaf_dtype_name(sku.element), sheaf_dtype_name(sku.index_element), sheaf_isa_name((sheaf_isa)sku.arch));
+    assert_string_equal(sku.name, expected);
+    memcpy(names[i], sku.name, sizeof sku.name);
+  }
+  qsort(names, ROWS, sizeof names[0], compare_names);
+  for (int i = 1; i < ROWS; i++) assert_string_not_equal(names[i - 1], names[i]);
+}
+
+static void test_available_is_what_the_cpu_can_run(void **state)
+{
+  (void)state;
+  for (int64_t i = 0; i < ROWS; i++) {
+    int available = -1;
+    sheaf_sku sku = kernel_at(i, &available);
+    assert_int_equal(available, (int)sku.arch <= (int)sheaf_isa_best());
+    assert_int_equal(sku.backend, SHEAF_BACKEND_BESPOKE);
+    assert_int_equal(sku.guarantee.deterministic, 1);
+    sheaf_dtype acc = sku.element == SHEAF_F64 ? SHEAF_F64 : SHEAF_F32;
+    assert_true(sku.guarantee.math == acc || sku.guarantee.math == SHEAF_DTYPE_NONE);
+    assert_true(sku.guarantee.accumulator == acc || sku.guarantee.accumulator == SHEAF_DTYPE_NONE);
+  }
+}
+
+static void test_positions_outside_of_the_list_are_refused(void **state)
+{
+  (void)state;
+  const int64_t outside[] = {-1, ROWS, ROWS + 1, INT64_MAX, INT64_MIN};
+  sheaf_sku sku, before;
+  memset(&sku, 0x55, sizeof sku);
+  before = sku;
+  for (int i = 0; i < LENGTH(outside); i++) {
+    int available = 7;
+    check_refusal(sheaf_kernel_at(outside[i], &sku, &available), NULL, SHEAF_INVALID_PROBLEM,
+                  WORDS(number(outside[i]), number(ROWS)), __LINE__);
+    assert_int_equal(available, 7);
+    assert_memory_equal(&sku, &before, sizeof sku);
+  }
+  check_refusal(sheaf_kernel_at(0, NULL, NULL), NULL, SHEAF_INVALID_PROBLEM, WORDS("sku", "NULL"), __LINE__);
+}
+
+static void expect_same_sku(const sheaf_sku *a, const sheaf_sku *b)
+{
+  assert_string_equal(a->name, b->name);
+  assert_int_equal(a->category, b->category);
+  assert_int_equal(a->kind, b->kind);
+  assert_int_equal(a->element, b->element);
+  assert_int_equal(a->index_element, b->index_element);
+  assert_int_equal(a->arch, b->arch);
+  assert_int_equal(a->backend, b->backend);
+  assert_int_equal(a->guarantee.math, b->guarantee.math);
+  assert_int_equal(a->guarantee.accumulator, b->guarantee.accumulator);
+  assert_int_equal(a->guarantee.deterministic, b->guarantee.deterministic);
+  assert_int_equal(a->guarantee.bit_stable_on_same_hardware, b->guarantee.bit_stable_on_same_hardware);
+  assert_int_equal(a->guarantee.bit_stable_across_hardware, b->guarantee.bit_stable_across_hardware);
+}
+
+/* A small problem through one kernel, whose plan says that it was this one. */
+static void run_row(const sheaf_sku *sku)
+{
+  problem_spec spec = call_spec(sku->category == SHEAF_CATEGORY_EMBEDDING ? sku->kind : 8 + sku->kind);
+  spec.dtype = sku->element;
+  spec.index_dtype = sku->index_element;
+  spec.count = 40;
+  spec.dim = 37;
+  problem *p = problem_make(&spec);
+  problem_outputs *expected = problem_outputs_make(p), *got = problem_outputs_make(p);
+  problem_expect(p, expected);
+  sheaf_preference wish = SHEAF_PREFERENCE_INIT;
+  wish.kernel = sku->name;
+  wish.threads = 1;
+  bool embedding = sku->category == SHEAF_CATEGORY_EMBEDDING;
+  sheaf_plan *plan = embedding ? embedding_plan(&p->embedding, &wish) : segment_plan(&p->segment, &wish);
+  sheaf_sku chosen = sheaf_plan_sku(plan);
+  expect_same_sku(&chosen, sku);
+  sheaf_guarantee guarantee = sheaf_plan_precision_guarantee(plan);
+  assert_int_equal(guarantee.math, sku->guarantee.math);
+  assert_int_equal(guarantee.accumulator, sku->guarantee.accumulator);
+  assert_int_equal(guarantee.bit_stable_across_hardware, sku->guarantee.bit_stable_across_hardware);
+  sheaf_plan_free(plan);
+  problem_way way = {.kernel = sku->name, .threads = 1};
+  assert_int_equal(problem_run(p, got, &way, NULL), SHEAF_OK);
+  if (!problem_outputs_equal(p, expected, got, sku->name)) fail_msg("%s: not the bits of the oracle", sku->name);
+  problem_outputs_free(expected);
+  problem_outputs_free(got);
+  problem_free(p);
+}
+
+static void test_every_available_row_runs_under_its_name(void **state)
+{
+  (void)state;
+  int ran = 0;
+  for (int64_t i = 0; i < ROWS; i++) {
+    int available;
+    sheaf_sku sku = kernel_at(i, &available);
+    if (!available) continue;
+    run_row(&sku);
+    ran++;
+  }
+  print_message("%d of %d kernels ran\n", ran, ROWS);
+  assert_int_equal(ran, ROWS / SETS * (1 + (int)sheaf_isa_best()));
+}
+
+/* Without a wish the best set of the machine is taken, whatever the op. */
+static void test_the_best_kernel_is_chosen_for_every_op(void **state)
+{
+  (void)state;
+  sheaf_isa before = sheaf_isa_current();
+  assert_int_equal(sheaf_set_isa(sheaf_isa_best()), SHEAF_OK);
+  for (int kind = 0; kind < KINDS; kind++) {
+    sheaf_embedding_desc embedding = embedding_of((sheaf_embedding_kind)kind);
+    sheaf_segment_desc segment = segments_of((sheaf_segment_kind)(kind - 8));
+    sheaf_plan *plan = kind < 8 ? embedding_plan(&embedding, NULL) : segment_plan(&segment, NULL);
+    sheaf_sku sku = sheaf_plan_sku(plan);
+    assert_int_equal(sku.arch, sheaf_isa_best());
+    assert_int_equal(sku.kind, kind < 8 ? kind : kind - 8);
+    sheaf_plan_free(plan);
+  }
+  assert_int_equal(sheaf_set_isa(before), SHEAF_OK);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_as_many_kernels_as_the_lists_imply),
+      cmocka_unit_test(test_every_combination_is_listed_exactly_once),
+      cmocka_unit_test(test_names_say_what_a_kernel_is_and_are_unique),
+      cmocka_unit_test(test_available_is_what_the_cpu_can_run),
+      cmocka_unit_test(test_positions_outside_of_the_list_are_refused),
+      cmocka_unit_test(test_every_available_row_runs_under_its_name),
+      cmocka_unit_test(test_the_best_kernel_is_chosen_for_every_op),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
