@@ -4,16 +4,18 @@
 #   PREFIX=dir      where `make install` installs (/usr/local); DESTDIR is honoured
 #   JOBS=n          parallel jobs (all cores)
 #   CMAKE_ARGS=...  more arguments for cmake, such as -DSHEAF_BUILD_CLI=OFF
+#   BENCH=...       what `make bench` and `make bench-peers` are to do, such as "bag f16 --threads 1" or "--quick"
 
 BUILD ?= build
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 CMAKE_ARGS ?=
+BENCH ?=
 
 PACKAGES = cmake/install-packages.sh
 SUITE = BUILD="$(BUILD)" JOBS="$(JOBS)" tests/scripts/run_suite.sh
 
-.PHONY: all configure demo test test-all install lint format clean help
+.PHONY: all configure demo test test-all bench bench-peers install lint format clean help
 .DEFAULT_GOAL := all
 
 all: configure
@@ -39,6 +41,13 @@ test-all:
 	@$(PACKAGES) build test
 	@$(SUITE) all
 
+bench: all
+	@$(BUILD)/sheaf bench $(BENCH)
+
+# Its own virtual environment, since the peers are large: nothing else needs them.
+bench-peers: all
+	@BUILD="$(BUILD)" bench/peers/run_peers.sh $(BENCH)
+
 install: all
 	@echo "Installing into $(DESTDIR)$(PREFIX)"
 	@cmake --install $(BUILD) --prefix "$(PREFIX)" >$(BUILD)/install.log || { cat $(BUILD)/install.log; exit 1; }
@@ -60,6 +69,8 @@ help:
 	@echo "make demo       build, then run every op forward and backward, checked, with its speed"
 	@echo "make test       all tests under gcc and clang, sanitizers and a short fuzz run"
 	@echo "make test-all   that, and the thread sanitizer, sizes past 2^31 (24 GiB of memory), 10 minutes of fuzzing a target"
+	@echo "make bench      speed as a fraction of what this machine's memory can give (BENCH=\"bag f16\": sheaf bench --help)"
+	@echo "make bench-peers  the same beside PyTorch and FBGEMM, which it installs into $(BUILD)/venv-peers (BENCH=--quick)"
 	@echo "make lint       clang-tidy and cppcheck"
 	@echo "make format     lay out sources in the house style (clang-format)"
 	@echo "make install    install into PREFIX (/usr/local)"

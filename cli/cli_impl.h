@@ -53,5 +53,6 @@ int cmd_info(int argc, char **argv);
 int cmd_kernels(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 #endif

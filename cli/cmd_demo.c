@@ -1,10 +1,7 @@
 /* cli/cmd_demo.c: `sheaf demo`: runs the main operations, checks them, and shows their speed. */
-#ifndef _POSIX_C_SOURCE
-#define _POSIX_C_SOURCE 200809L
-#endif
 #include <stdio.h>
-#include <unistd.h>
 
+#include "bench_tools.h"
 #include "cli_impl.h"
 #include "demo.h"
 
@@ -20,12 +17,6 @@ static const char help[] =
   "  --help         this text\n" CLI_EXIT_CODES_HELP;
 
 static const char *const ceiling_names[DEMO_CEILINGS] = {"read", "copy", "gather"};
-
-/* One line on a terminal that the next one replaces; "" clears it. */
-static void show_progress(const char *text)
-{
-  if (isatty(STDERR_FILENO)) fprintf(stderr, "\r\033[K%s", text);
-}
 
 static void print_machine(const demo_data *data, const double bandwidth[DEMO_CEILINGS])
 {
@@ -60,17 +51,17 @@ static int run_all(demo_data *data, double seconds, int min_runs)
 {
   double bandwidth[DEMO_CEILINGS];
   int failed = 0, count = demo_op_count();
-  show_progress("measuring the machine's bandwidth ...");
+  bench_show_progress("measuring the machine's bandwidth ...");
   demo_measure_ceilings(data, 0.2 * seconds, bandwidth);
-  show_progress("");
+  bench_show_progress("");
   print_machine(data, bandwidth);
   for (int i = 0; i < count; i++) {
     char line[80];
     snprintf(line, sizeof line, "[%d/%d] %s ...", i + 1, count, demo_op_at(i)->name);
-    show_progress(line);
+    bench_show_progress(line);
     demo_result result;
     demo_op_measure(demo_op_at(i), data, 0.8 * seconds / count, min_runs, &result);
-    show_progress("");
+    bench_show_progress("");
     print_result(demo_op_at(i), &result, bandwidth);
     fflush(stdout);
     failed += result.fault[0] != '\0';
@@ -89,9 +80,9 @@ int cmd_demo(int argc, char **argv)
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   demo_data data;
-  show_progress("filling tables ...");
+  bench_show_progress("filling tables ...");
   if (demo_data_make(&data, quick, threads ? threads : sheaf_threads()) != SHEAF_OK) {
-    show_progress("");
+    bench_show_progress("");
     cli_complain("demo", "%s", sheaf_last_error());
     return CLI_FAILED;
   }

@@ -31,18 +31,12 @@ typedef struct demo_data {
 sheaf_status demo_data_make(demo_data *data, bool quick, int threads);
 void demo_data_free(demo_data *data);
 
-/* Seconds of a steady clock. */
-double demo_now(void);
-
-/* The middle of `count` numbers, which are put in order. */
-double demo_median(double *values, int count);
-
 /* ---- demo_ceiling.c ------------------------------------------------------------------------------------------ */
 
 typedef enum demo_ceiling { DEMO_READ, DEMO_COPY, DEMO_GATHER, DEMO_CEILINGS } demo_ceiling;
 
 /* What the machine does in bytes per second: sequential read, copy (bytes read plus written), and reading rows of the
- * table at random places. Plain code on the same memory with the same number of threads. */
+ * table at random places. Plain code on the same memory with the same number of threads, in the way that is best here. */
 void demo_measure_ceilings(demo_data *data, double seconds, double bandwidth[DEMO_CEILINGS]);
 
 /* ---- demo_op.c ----------------------------------------------------------------------------------------------- */

@@ -1,42 +1,10 @@
 /* cli/demo_data.c: tables, indices and segment ids for `sheaf demo`. */
-#ifndef _POSIX_C_SOURCE
-#define _POSIX_C_SOURCE 200809L
-#endif
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench_tools.h"
 #include "demo.h"
 
 enum { BAG_LENGTH = 20, ROWS_PER_SEGMENT = 16 };
-
-double demo_now(void)
-{
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-double demo_median(double *values, int count)
-{
-  qsort(values, (size_t)count, sizeof *values, compare_doubles);
-  return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
-}
-
-/* The finaliser of splitmix64: position `n` of a random stream, whoever computes it. */
-static uint64_t random_at(uint64_t stream, int64_t n)
-{
-  uint64_t x = (stream << 40) + (uint64_t)n * 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
 
 /* ---- Memory -------------------------------------------------------------------------------------------------- */
 
@@ -82,12 +50,12 @@ static void fill_floats(float *values, int64_t count, uint64_t stream, int threa
 #pragma omp parallel for num_threads(threads) schedule(static)
 #endif
   for (int64_t i = 0; i < count; i++)
-    values[i] = (float)(random_at(stream, i) >> 40) * 0x1p-23f - 1.0f; /* -1 to 1 */
+    values[i] = (float)(bench_random(stream, i) >> 40) * 0x1p-23f - 1.0f; /* -1 to 1 */
 }
 
 static void fill_integers(int64_t *values, int64_t count, int64_t below, uint64_t stream)
 {
-  for (int64_t i = 0; i < count; i++) values[i] = (int64_t)(random_at(stream, i) % (uint64_t)below);
+  for (int64_t i = 0; i < count; i++) values[i] = (int64_t)(bench_random(stream, i) % (uint64_t)below);
 }
 
 /* The same ids in order, by counting; `places` is zero and has room for a count per segment. */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench_tools.h"
 #include "demo.h"
 
 #define IS_BACKWARD(KIND, FORWARD) (SHEAF_##KIND != SHEAF_##FORWARD)
@@ -250,13 +251,13 @@ static sheaf_status check_and_time(prepared *p, demo_data *data, double seconds,
   demo_check_prepare(p->op, data);
   sheaf_status status = run(p, 0);
   if (status != SHEAF_OK || !demo_check(p->op, data, result->fault, sizeof result->fault)) return status;
-  double start = demo_now();
-  while (runs < min_runs || (runs < MAX_RUNS && demo_now() - start < seconds)) {
-    double before = demo_now();
+  double start = bench_now();
+  while (runs < min_runs || (runs < MAX_RUNS && bench_now() - start < seconds)) {
+    double before = bench_now();
     if ((status = run(p, (runs + 1) % DEMO_INDEX_SETS)) != SHEAF_OK) return status;
-    times[runs++] = demo_now() - before;
+    times[runs++] = bench_now() - before;
   }
-  result->seconds = demo_median(times, runs);
+  result->seconds = bench_median(times, runs);
   return SHEAF_OK;
 }
 

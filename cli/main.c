@@ -18,6 +18,7 @@ static const subcommand subcommands[] = {
   {"kernels", "every kernel, whether it runs here, and what it guarantees", cmd_kernels},
   {"verify", "replay reference cases against the library", cmd_verify},
   {"demo", "run the main operations, check them, and show their speed", cmd_demo},
+  {"bench", "speed as a fraction of what this machine's memory can give", cmd_bench},
 };
 
 enum { SUBCOMMANDS = sizeof subcommands / sizeof *subcommands };

@@ -145,6 +145,7 @@ static void run_divisors(const run *r)
   shf_job job;
   index_job(r, &job);
   job.dim = 0;
+  job.source = (shf_matrix){r->workspace, 0, 0}; /* rows without columns: an address to count with, never read */
   job.target = divisors(r);
   job.target_is_acc = 1;
   job.fill = 1;
