@@ -75,7 +75,7 @@ static void test_dtypes_have_their_numbers_and_names(void **state)
   for (int i = 0; i < LENGTH(dtypes); i++) assert_string_equal(sheaf_dtype_name((sheaf_dtype)i), dtypes[i].name);
   assert_string_equal(sheaf_dtype_name((sheaf_dtype)10), "none");
   assert_string_equal(sheaf_dtype_name((sheaf_dtype)-1), "none");
-#define SHEAF_X(name, value, text, bytes, acc) +1
+#define SHEAF_X(name, value, text, bytes) +1
   assert_int_equal(1 SHEAF_DTYPE_LIST(SHEAF_X), LENGTH(dtypes));
 #undef SHEAF_X
 }

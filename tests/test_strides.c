@@ -94,12 +94,12 @@ static void test_leading_dimensions_must_lie_one_behind_the_other(void **state)
       c->strides[AT_INDICES][1] = wrong[i].inner;
       call_refused(c, AT_INDICES, INVALID_PROBLEM, "indices");
       call_restore(c);
+      if (kind > SHEAF_LOOKUP_BACKWARD || wrong[i].outer > 100 || wrong[i].inner < -100) continue;
+      if (wrong[i].outer == 12 && wrong[i].inner == 2) continue; /* rows apart, which values may be */
       int values = kind == SHEAF_LOOKUP ? AT_OUT : AT_GRAD_OUT;
-      if (kind > SHEAF_LOOKUP_BACKWARD) continue;
       c->strides[values][0] = wrong[i].outer * 3;
       c->strides[values][1] = wrong[i].inner * 3;
-      if (wrong[i].outer != INT64_MAX && wrong[i].inner != INT64_MIN && !(wrong[i].outer == 12 && wrong[i].inner == 2))
-        call_refused(c, values, INVALID_PROBLEM, call_operand_name(c, values));
+      call_refused(c, values, INVALID_PROBLEM, call_operand_name(c, values));
       call_restore(c);
     }
     call_free(c);

@@ -42,7 +42,8 @@ import problems
 from ceiling import Ceiling
 from sheaf_library import Library
 
-GATHER_LIKE = {"backward": "update", "segment": "read", "segment_unsorted": "read", "segment_backward": "copy"}
+CEILINGS = {"bag_sum_backward": "update", "segment_sum": "read", "unsorted_segment_sum": "read",
+            "segment_sum_backward": "copy"}  # every other mode gathers
 
 
 # ---- Measuring -------------------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def check_agreement(name, result, data):
   """Contenders that do not compute the same are not worth comparing. (Gradients are left to the tests, and FBGEMM's
   quantised rows are its own.)"""
   p = data.problem
-  if p.mode in ("backward", "segment_backward") or (name.startswith("fbgemm") and p.dtype in ("int8", "int4")):
+  if p.mode in ("bag_sum_backward", "segment_sum_backward") or (name.startswith("fbgemm") and p.dtype in ("int8", "int4")):
     return
   ours, theirs = data.expected.double(), result.double().view(data.expected.shape)
   worst = (ours - theirs).abs().max().item()
@@ -100,7 +101,7 @@ def start_ceiling(options, data):
   p = data.problem
   if not options.stream:
     return None
-  kind = GATHER_LIKE.get(p.mode, "gather")
+  kind = CEILINGS.get(p.mode, "gather")
   size = p.table_bytes // 128 * 64 if kind == "copy" else p.table_bytes // 64 * 64
   ceiling = Ceiling(options.stream, kind, data.threads, data.table.data_ptr(), p.row_bytes,
                     data.table.data_ptr() + size, size)
@@ -144,14 +145,14 @@ def measure(options, library, table, problem, threads):
   medians = {name: statistics.median(values) for name, values in seconds.items()}
   result = {"suite": problem.suite, "case": problem.name, "dtype": problem.dtype, "index": "i64", "threads": threads,
             "sku": plan.sku, "runs": len(seconds["sheaf"]), "ns": 1e9 * medians["sheaf"],
-            "gbps": useful / medians["sheaf"] / 1e9, "ceiling": GATHER_LIKE.get(problem.mode, "gather"),
+            "gbps": useful / medians["sheaf"] / 1e9, "ceiling": CEILINGS.get(problem.mode, "gather"),
             "ceiling_gbps": ceiling_gbps or None}
   result["fraction"] = result["gbps"] / ceiling_gbps if ceiling_gbps else None
   result["peers"] = {name: {"ns": 1e9 * value, "ratio": value / medians["sheaf"],
                             "fraction": useful / value / 1e9 / ceiling_gbps if ceiling_gbps else None}
                      for name, value in medians.items() if name != "sheaf"}
   plan.close()
-  if problem.mode in ("backward", "segment_backward"):
+  if problem.mode in ("bag_sum_backward", "segment_sum_backward"):
     table.key = None  # its content has changed
   return result
 

@@ -11,12 +11,6 @@ from torch.nn import functional
 from problems import TORCH_TYPES
 from sheaf_library import DTYPES, EMBEDDING_KINDS, SEGMENT_KINDS, Plan
 
-EMBEDDING_MODES = {"lookup": "lookup", "sum": "bag_sum", "mean": "bag_mean", "max": "bag_max", "weighted": "bag_sum",
-                   "padded": "bag_sum", "backward": "bag_sum_backward"}
-SEGMENT_MODES = {"segment": "segment_sum", "segment_unsorted": "unsorted_segment_sum",
-                 "segment_backward": "segment_sum_backward"}
-
-
 @dataclasses.dataclass
 class Data:
   problem: object
@@ -30,9 +24,10 @@ class Data:
     torch.manual_seed(2)
     self.offsets = torch.arange(0, p.count + 1, p.length) if p.length else None  # with the end
     self.weights = torch.rand(p.count).to(kind) if p.mode == "weighted" else None
+    self.float_weights = self.weights.float() if p.mode == "weighted" else None  # FBGEMM wants them so
     out_rows = p.segments or p.bags or p.count
     self.out = torch.zeros(out_rows, p.dim, dtype=kind)
-    if p.mode in ("backward", "segment_backward"):
+    if p.mode in ("bag_sum_backward", "segment_sum_backward"):
       self.out = (2 * torch.rand(out_rows, p.dim) - 1).to(kind)  # the gradient that flows in
 
 
@@ -44,14 +39,14 @@ def sheaf_plan(library, data):
   p = data.problem
   common = {"dtype": DTYPES[p.dtype], "index_dtype": DTYPES["i64"], "dim": p.dim}
   if p.segments:
-    backward = p.mode == "segment_backward"
-    desc = dict(common, kind=SEGMENT_KINDS[SEGMENT_MODES[p.mode]], rows=p.count, segments=p.segments)
+    backward = p.mode == "segment_sum_backward"
+    desc = dict(common, kind=SEGMENT_KINDS[p.mode], rows=p.count, segments=p.segments)
     operands = [("data_grad" if backward else "data", data.table, p.dtype), ("ids", data.index_sets[0], "i64"),
                 ("grad_out" if backward else "out", data.out, p.dtype)]
     plan = Plan(library, "segment", desc, operands, data.threads)
     return (lambda number: plan()), plan
-  backward = p.mode == "backward"
-  desc = dict(common, kind=EMBEDDING_KINDS[EMBEDDING_MODES[p.mode]], rows=p.rows, indices=p.count, bags=p.bags,
+  backward = p.mode == "bag_sum_backward"
+  desc = dict(common, kind=EMBEDDING_KINDS.get(p.mode, EMBEDDING_KINDS["bag_sum"]), rows=p.rows, indices=p.count, bags=p.bags,
               weighted=p.mode == "weighted", has_padding=p.mode == "padded")
   operands = [("table_grad" if backward else "table", data.table, p.dtype), ("indices", data.index_sets[0], "i64"),
               ("grad_out" if backward else "out", data.out, p.plain_dtype)]
@@ -59,7 +54,7 @@ def sheaf_plan(library, data):
     operands.append(("offsets", data.offsets[:-1], "i64"))
   if p.mode == "weighted":
     operands.append(("weights", data.weights, p.plain_dtype))
-  if p.mode == "max":
+  if p.mode == "bag_max":
     operands.append(("arg", torch.zeros(p.bags, p.dim, dtype=torch.int64), "i64"))
   plan = Plan(library, "embedding", desc, operands, data.threads)
 
@@ -78,7 +73,7 @@ def torch_bags(data):
     op = torch.ops.quantized.embedding_bag_byte_rowwise_offsets if p.dtype == "int8" else \
       torch.ops.quantized.embedding_bag_4bit_rowwise_offsets
     return {"torch.quantized": lambda number: op(table, sets[number], starts, include_last_offset=False)}
-  mode = p.mode if p.mode in ("mean", "max") else "sum"
+  mode = {"bag_mean": "mean", "bag_max": "max"}.get(p.mode, "sum")
   padding = 0 if p.mode == "padded" else None  # -1 would be the last row, and off the fast path
 
   def bag(number):
@@ -92,14 +87,14 @@ def torch_calls(data):
   if p.mode == "lookup":
     return {"torch.index_select": lambda number: torch.index_select(table, 0, sets[number], out=data.out),
             "torch.embedding": lambda number: torch.embedding(table, sets[number])}
-  if p.mode == "backward":
+  if p.mode == "bag_sum_backward":
     expanded = data.out.repeat_interleave(p.length, 0)  # not timed
     return {"torch.index_add": lambda number: table.index_add_(0, sets[number], expanded)}
-  if p.mode == "segment_backward":
+  if p.mode == "segment_sum_backward":
     return {"torch.index_select": lambda number: torch.index_select(data.out, 0, sets[number], out=table)}
-  if p.mode == "segment_unsorted":
+  if p.mode == "unsorted_segment_sum":
     return {"torch.index_add": lambda number: data.out.zero_().index_add_(0, sets[number], table)}
-  if p.mode == "segment":
+  if p.mode == "segment_sum":
     lengths = torch.bincount(sets[0], minlength=p.segments)
     return {"torch.segment_reduce": lambda number: torch.segment_reduce(table, "sum", lengths=lengths, unsafe=True),
             "torch.index_add": lambda number: data.out.zero_().index_add_(0, sets[number], table)}
@@ -130,7 +125,7 @@ def fbgemm_inference(data, sets, offsets, pooling):
   output = NBIT_OUTPUTS[p.plain_dtype]
 
   def call(number):
-    return op(*fixed, *widths, sets[number], offsets, pooling, data.weights, output, row_alignment=1)
+    return op(*fixed, *widths, sets[number], offsets, pooling, data.float_weights, output, row_alignment=1)
   return call
 
 
@@ -144,7 +139,7 @@ def fbgemm_training(data, sets, offsets, pooling):
   op = torch.ops.fbgemm.split_embedding_codegen_lookup_sgd_function_cpu.default
 
   def call(number):
-    return op(*fixed, sets[number], offsets, pooling, data.weights, None, False, 0.0, False, 0.01,
+    return op(*fixed, sets[number], offsets, pooling, data.float_weights, None, False, 0.0, False, 0.01,
               0 if p.plain_dtype == "f32" else 1)
   return call, weights
 
@@ -169,17 +164,17 @@ def fbgemm_calls(data):
   p = data.problem
   if not hasattr(torch.ops.fbgemm, "int_nbit_split_embedding_codegen_lookup_function"):
     return {}
-  if p.mode == "backward":
+  if p.mode == "bag_sum_backward":
     return {"fbgemm.sgd_backward": fbgemm_backward(data)} if p.dtype == "f32" else {}
-  if p.mode in ("max", "padded", "segment_unsorted", "segment_backward") or p.dtype not in NBIT_TYPES:
+  if p.mode in ("bag_max", "padded", "unsorted_segment_sum", "segment_sum_backward") or p.dtype not in NBIT_TYPES:
     return {}
-  if p.mode == "segment":  # bags of consecutive rows
+  if p.mode == "segment_sum":  # bags of consecutive rows
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64),
                          torch.bincount(data.index_sets[0], minlength=p.segments).cumsum(0)])
     straight = dataclasses.replace(p, rows=p.count)
     whole = dataclasses.replace(data, problem=straight)
     return {"fbgemm.inference": fbgemm_inference(whole, [torch.arange(p.count)], offsets, SUM)}
-  pooling = MEAN if p.mode == "mean" else SUM
+  pooling = MEAN if p.mode == "bag_mean" else SUM
   offsets = torch.arange(p.count + 1) if p.mode == "lookup" else data.offsets  # bags of one row
   calls = {"fbgemm.inference": fbgemm_inference(data, data.index_sets, offsets, pooling)}
   if p.dtype in ("f32", "f16"):

@@ -14,10 +14,14 @@ PADDING_ONE_IN = 20
 TORCH_TYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
+def short(number):
+  return f"{number // M}M" if number and number % M == 0 else str(number)
+
+
 @dataclasses.dataclass
 class Problem:
-  """One case. `mode`: lookup, sum, mean, max, weighted, padded, backward, segment, segment_unsorted,
-  segment_backward."""
+  """One case. `mode` is a kind of Sheaf's (bag_sum, segment_sum_backward ...), or weighted or padded, both of which are
+  bag_sum. Names are those of `sheaf bench`."""
   suite: str
   mode: str
   dtype: str
@@ -33,7 +37,7 @@ class Problem:
   def name(self):
     parts = [self.mode, self.dtype, f"D{self.dim}"]
     parts += [f"L{self.length}"] if self.length else []
-    parts += [f"N{self.entries}", f"S{self.segments}"] if self.segments else [f"V{self.rows}".replace("000000", "M")]
+    parts += [f"N{short(self.entries)}", f"S{short(self.segments)}"] if self.segments else [f"V{short(self.rows)}"]
     parts += [f"{self.exponent:.2f}" if self.exponent else "uniform"]
     return "-".join(parts + (["warm"] if self.warm else []))
 
@@ -67,18 +71,18 @@ def target_problems():
   """The cases that targets are set for, as far as a peer can do them."""
   bag = lambda mode, dtype, dim, length, **more: Problem("bag", mode, dtype, dim, length, **more)
   return [
-    bag("sum", "f32", 64, 20), bag("mean", "f32", 64, 20), bag("weighted", "f32", 64, 20),
-    bag("padded", "f32", 64, 20), bag("max", "f32", 64, 80),
-    bag("sum", "f32", 128, 80), bag("sum", "f32", 128, 80, exponent=1.05),
-    bag("sum", "f16", 128, 20), bag("sum", "bf16", 128, 20), bag("sum", "f64", 128, 20),
-    bag("sum", "int8", 128, 20), bag("sum", "int4", 128, 20),
+    bag("bag_sum", "f32", 64, 20), bag("bag_mean", "f32", 64, 20), bag("weighted", "f32", 64, 20),
+    bag("padded", "f32", 64, 20), bag("bag_max", "f32", 64, 80),
+    bag("bag_sum", "f32", 128, 80), bag("bag_sum", "f32", 128, 80, exponent=1.05),
+    bag("bag_sum", "f16", 128, 20), bag("bag_sum", "bf16", 128, 20), bag("bag_sum", "f64", 128, 20),
+    bag("bag_sum", "int8", 128, 20), bag("bag_sum", "int4", 128, 20),
     Problem("lookup", "lookup", "f32", 128, entries=131072),
     Problem("lookup", "lookup", "f32", 128, entries=131072, rows=10 * M),
-    bag("sum", "f32", 128, 80, rows=10 * M), bag("sum", "f32", 256, 80, rows=10 * M),
-    Problem("backward", "backward", "f32", 128, 20, entries=40960),
-    Problem("backward", "backward", "f32", 128, 20, entries=40960, exponent=1.05),
+    bag("bag_sum", "f32", 128, 80, rows=10 * M), bag("bag_sum", "f32", 256, 80, rows=10 * M),
+    Problem("backward", "bag_sum_backward", "f32", 128, 20, entries=40960),
+    Problem("backward", "bag_sum_backward", "f32", 128, 20, entries=40960, exponent=1.05),
   ] + [Problem("segment", mode, "f32", 64, entries=M, segments=M // 16, exponent=exponent)
-       for mode in ("segment", "segment_unsorted", "segment_backward") for exponent in (0, 1.05)]
+       for mode in ("segment_sum", "unsorted_segment_sum", "segment_sum_backward") for exponent in (0, 1.05)]
 
 
 def grid_problems(sample):
@@ -86,7 +90,7 @@ def grid_problems(sample):
   problems = []
   for dtype in ("f32", "f64", "f16", "bf16"):
     for dim in (16, 32, 64, 100, 128, 256, 1024):
-      for mode in ("sum", "mean", "max", "weighted", "padded"):
+      for mode in ("bag_sum", "bag_mean", "bag_max", "weighted", "padded"):
         for length in (1, 5, 20, 80, 500):
           for exponent in (0, 1.05, 1.15):
             for warm in (False, True):
@@ -164,7 +168,7 @@ def make_indices(problem, stream):
     indices = random.integers(0, below, problem.count)
   if problem.mode == "padded":
     indices[random.integers(0, PADDING_ONE_IN, problem.count) == 0] = 0
-  if problem.mode in ("segment", "segment_backward"):
+  if problem.mode in ("segment_sum", "segment_sum_backward"):
     indices.sort()
   return torch.from_numpy(np.ascontiguousarray(indices))
 
@@ -183,9 +187,9 @@ def useful_bytes(problem, indices):
     return count * (row + 8) + problem.segments * row
   if problem.mode == "lookup":
     return count * (row + 8 + out_row)
-  if problem.mode == "backward":
+  if problem.mode == "bag_sum_backward":
     return problem.bags * (row + 8) + count * 8 + 2 * row * int(torch.unique(indices).numel())
   rows_read = count - int((indices == 0).sum()) if problem.mode == "padded" else count
   extra = count * ITEM_BYTES[problem.plain_dtype] if problem.mode == "weighted" else 0
-  extra += problem.bags * problem.dim * 8 if problem.mode == "max" else 0
+  extra += problem.bags * problem.dim * 8 if problem.mode == "bag_max" else 0
   return rows_read * row + count * 8 + problem.bags * (out_row + 8) + extra

@@ -89,17 +89,17 @@ SHEAF_API sheaf_error_info sheaf_last_error_info(void);
 
 /* ---- Element types ------------------------------------------------------------------------------------------- */
 
-/* X(NAME, value, "name", bytes of an element (0: packed rows), "dtype it accumulates in" or "") */
-#define SHEAF_DTYPE_LIST(X)  \
-  X(F32, 1, "f32", 4, "f32") \
-  X(F64, 2, "f64", 8, "f64") \
-  X(F16, 3, "f16", 2, "f32") \
-  X(BF16, 4, "bf16", 2, "f32") \
-  X(I32, 5, "i32", 4, "")    \
-  X(I64, 6, "i64", 8, "")    \
-  X(U8, 7, "u8", 1, "")      \
-  X(INT8, 8, "int8", 0, "f32") \
-  X(INT4, 9, "int4", 0, "f32")
+/* X(NAME, value, "name", bytes of an element; 0: packed rows) */
+#define SHEAF_DTYPE_LIST(X) \
+  X(F32, 1, "f32", 4)       \
+  X(F64, 2, "f64", 8)       \
+  X(F16, 3, "f16", 2)       \
+  X(BF16, 4, "bf16", 2)     \
+  X(I32, 5, "i32", 4)       \
+  X(I64, 6, "i64", 8)       \
+  X(U8, 7, "u8", 1)         \
+  X(INT8, 8, "int8", 0)     \
+  X(INT4, 9, "int4", 0)
 
 /* INT8 and INT4 are quantised rows, held in u8 tensors of [rows, bytes of a packed row]:
  *   INT8: D bytes q, then f32 scale, f32 bias;
@@ -107,7 +107,7 @@ SHEAF_API sheaf_error_info sheaf_last_error_info(void);
  * An element reads as fma(q, scale, bias) in f32. */
 typedef enum sheaf_dtype {
   SHEAF_DTYPE_NONE = 0,
-#define SHEAF_X(name, value, text, bytes, acc) SHEAF_##name = value,
+#define SHEAF_X(name, value, text, bytes) SHEAF_##name = value,
   SHEAF_DTYPE_LIST(SHEAF_X)
 #undef SHEAF_X
 } sheaf_dtype;
@@ -148,7 +148,12 @@ SHEAF_API void sheaf_table_free(void *memory, size_t bytes);
 /* ---- Threads and CPU features -------------------------------------------------------------------------------- */
 
 /* The most threads any call may use; 0 restores the default (OpenMP's maximum). Affects the whole process. A plan's own
- * `threads` preference overrides it. Results never depend on it. */
+ * `threads` preference overrides it. Results never depend on it.
+ *
+ * Threads are OpenMP's, made at the first large call; OpenMP ends the process when the system refuses to make them. A child
+ * process (fork) inherits the runtime's memory but not its threads, and using them again could wait for ever, so a child
+ * works with one thread until it calls sheaf_set_threads with a number, which it may do when its parent had not yet used
+ * OpenMP, in Sheaf or elsewhere. */
 SHEAF_API sheaf_status sheaf_set_threads(int threads);
 SHEAF_API int sheaf_threads(void);
 

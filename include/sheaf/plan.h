@@ -10,7 +10,8 @@
  *   sheaf_plan_free(plan);
  *
  * A plan is immutable: any number of threads may run one plan at the same time, each with its own workspace. `run`
- * allocates nothing and takes no lock. On the CPU a run that fails leaves its outputs as they were.
+ * allocates nothing and takes no lock (OpenMP may, when it makes its threads). On the CPU a run that fails leaves its
+ * outputs as they were. Options and operands that do not concern a kind are ignored unless a comment says otherwise.
  *
  * Extents are exact int64 up to 2^46. Letters used below: V rows and D columns of a table, N indices, B bags, S segments.
  */
@@ -75,7 +76,8 @@ SHEAF_API const char *sheaf_kind_name(sheaf_category category, uint16_t kind);
  * report. ERROR: the run fails with INDEX_OUT_OF_RANGE and the text names the first one and how many there are. */
 typedef enum sheaf_bad_index { SHEAF_BAD_INDEX_SKIP = 0, SHEAF_BAD_INDEX_ERROR = 1 } sheaf_bad_index;
 
-/* What a run found about bad indices: set by every run that is given one. Positions count over all problems of a batch. */
+/* What a run found about bad indices: set by every run that is given one and gets as far as looking at them (its operands,
+ * offsets and order of ids are right). Positions count over all problems of a batch. */
 typedef struct sheaf_index_report {
   int64_t count;          /* bad entries */
   int64_t first_position; /* the first one, -1 when there is none */

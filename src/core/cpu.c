@@ -3,6 +3,7 @@
 #include "core/cpu.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +15,14 @@
 
 #include "core/status.h"
 
-static atomic_int thread_limit;         /* 0: OpenMP's maximum */
-static atomic_int isa_in_use = -1;      /* -1: not yet decided */
+static atomic_int thread_limit;    /* 0: OpenMP's maximum */
+static atomic_int isa_in_use = -1; /* -1: not yet decided */
+static atomic_int alone;           /* a child process that has not said how many threads it wants */
+
+static void after_fork_in_child(void) { atomic_store(&alone, 1); }
+static void __attribute__((constructor)) watch_forks(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
+
+int shf_core_alone(void) { return atomic_load_explicit(&alone, memory_order_relaxed); }
 
 static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
 
@@ -89,14 +96,22 @@ sheaf_status sheaf_set_threads(int threads)
 {
   SHF_REQUIRE(threads >= 0, INVALID_PROBLEM, "%d threads: the limit must be 0 (default) or more", threads);
   atomic_store(&thread_limit, threads);
+  if (threads > 0) atomic_store(&alone, 0);
   return SHEAF_OK;
+}
+
+int shf_core_cap_threads(int threads)
+{
+  int most = omp_get_thread_limit();
+  if (most > SHF_MAX_THREADS) most = SHF_MAX_THREADS;
+  return threads < most ? threads : most;
 }
 
 int sheaf_threads(void)
 {
   int limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
-  if (limit == 0) limit = omp_get_max_threads();
-  return limit < SHF_MAX_THREADS ? limit : SHF_MAX_THREADS;
+  if (shf_core_alone()) return 1;
+  return shf_core_cap_threads(limit ? limit : omp_get_max_threads());
 }
 
 const char *sheaf_cpu_name(void)

@@ -6,6 +6,12 @@
 
 enum { SHF_MAX_THREADS = 256 };
 
+/* As many of these threads as OpenMP would ever make, and no more than SHF_MAX_THREADS. */
+int shf_core_cap_threads(int threads);
+
+/* Whether this is a child process that must not use threads (see sheaf_set_threads). */
+int shf_core_alone(void);
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 
@@ -21,6 +27,18 @@ static inline void shf_core_fp_leave(unsigned saved)
 {
   if ((saved & 0xffc0u) != 0x1f80u) _mm_setcsr(saved);
 }
+#elif defined(__aarch64__)
+/* FPCR: rounding mode (bits 22, 23), flush to zero (24, and 19 for 16 bits), traps (8 to 12, 15). */
+static inline unsigned shf_core_fp_enter(void)
+{
+  uint64_t saved, mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+  mode = saved & ~(uint64_t)0x1c89f00;
+  if (mode != saved) __asm__ volatile("msr fpcr, %0" : : "r"(mode));
+  return (unsigned)saved;
+}
+
+static inline void shf_core_fp_leave(unsigned saved) { __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)saved)); }
 #else
 #include <fenv.h>
 

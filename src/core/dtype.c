@@ -4,8 +4,8 @@
 const char *sheaf_dtype_name(sheaf_dtype dtype)
 {
   switch (dtype) {
-#define SHEAF_X(name, value, text, bytes, acc) \
-  case SHEAF_##name:                           \
+#define SHEAF_X(name, value, text, bytes) \
+  case SHEAF_##name:                      \
     return text;
     SHEAF_DTYPE_LIST(SHEAF_X)
 #undef SHEAF_X
@@ -18,8 +18,8 @@ const char *sheaf_dtype_name(sheaf_dtype dtype)
 int64_t shf_core_dtype_size(sheaf_dtype dtype)
 {
   switch (dtype) {
-#define SHEAF_X(name, value, text, bytes, acc) \
-  case SHEAF_##name:                           \
+#define SHEAF_X(name, value, text, bytes) \
+  case SHEAF_##name:                      \
     return bytes;
     SHEAF_DTYPE_LIST(SHEAF_X)
 #undef SHEAF_X

@@ -14,6 +14,9 @@
 
 #include <sheaf/plan.h>
 
+/* The next multiple of 64: pieces of workspaces begin at cache lines. */
+static inline int64_t shf_align64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 enum { SHF_FAN_IN = 16, SHF_CHUNK = SHF_FAN_IN * SHF_FAN_IN };
 
 /* Rows of one operand, once per problem of a batch. Strides in bytes; a batch stride of 0 shares the rows. */
@@ -24,7 +27,7 @@ typedef struct shf_matrix {
 } shf_matrix;
 
 /* Entries grouped by key, stable: sorted (key << shift | payload). The key is problem * keys + row or segment; the payload
- * is the entry's position in its problem, or its bag where only that matters (shf_grouping_header says which). */
+ * is the entry's position in its problem, or its bag where only that matters. */
 typedef struct shf_grouped {
   const uint64_t *entries;      /* NULL: this job is not grouped */
   const int64_t *problem_start; /* batch + 1 places in entries */
@@ -51,7 +54,7 @@ typedef struct shf_job {
   int64_t row_begin;
   int64_t total_rows; /* ... of a table of this many */
   int64_t padding;    /* the index that is skipped; -1: none */
-  int64_t ahead;      /* entries whose rows are fetched early; 0: the rows are in the cache, or come in order */
+  int64_t ahead;      /* entries whose rows are fetched early; 0: the rows fit the cache */
   int64_t row_bytes;  /* of a source row */
   int fetch_source;   /* table gradient: rows of the source are fetched early too, not only those of the target */
   /* operands */
@@ -74,6 +77,7 @@ typedef struct shf_job {
   int mean;           /* table gradient: divide by counts[bag] */
   int by_frequency;   /* table gradient: divide by the group's number of entries */
   int target_is_acc;  /* target rows are acc, not elements */
+  int arg_wide;       /* arg is 64-bit */
   int count_ties;     /* extremes: write the number of equal extremes to `counts` instead of arg */
   sheaf_dtype out_dtype;
   shf_transform transform;
@@ -98,7 +102,6 @@ typedef struct shf_part {
 typedef struct shf_cut {
   int64_t problem, group;
   int64_t slot, chunks;
-  int64_t entries; /* of the whole group */
   int64_t first_column, last_column;
   char *scratch;
 } shf_cut;
@@ -119,10 +122,11 @@ typedef struct shf_kernel_row {
   shf_part_fn *apply; /* entry by entry: lookup, weights' gradient, segment backward */
 } shf_kernel_row;
 
-/* Bytes of one slot: dim terms and the sum of weights; or dim extremes and their positions; and the number of entries. */
-static inline int64_t shf_slot_bytes(int64_t dim, int64_t acc_bytes)
+/* Bytes of one slot: dim terms and the sum of weights (extremes: dim values and their positions), and the number of
+ * entries. */
+static inline int64_t shf_slot_bytes(int64_t dim, int64_t acc_bytes, int extremes)
 {
-  return ((dim + 1) * acc_bytes + 7) / 8 * 8 + dim * 8 + 8;
+  return ((dim + 1) * acc_bytes + 7) / 8 * 8 + (extremes ? dim * 8 : 0) + 8;
 }
 
 /* Levels of the tree above the chunks of a group of `entries` entries. */
@@ -134,10 +138,9 @@ static inline int64_t shf_tree_levels(int64_t entries)
 }
 
 /* Bytes of a thread's scratch: a slot for the chunk at hand, and one vector per level of the tree. */
-static inline int64_t shf_scratch_bytes(int64_t dim, int64_t acc_bytes, int64_t entries)
+static inline int64_t shf_scratch_bytes(int64_t dim, int64_t acc_bytes, int extremes, int64_t entries)
 {
-  int64_t bytes = shf_slot_bytes(dim, acc_bytes) + shf_tree_levels(entries) * (dim + 1) * acc_bytes;
-  return (bytes + 63) / 64 * 64;
+  return shf_align64(shf_slot_bytes(dim, acc_bytes, extremes) + shf_tree_levels(entries) * (dim + 1) * acc_bytes);
 }
 
 #endif

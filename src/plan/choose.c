@@ -51,8 +51,7 @@ sheaf_status shf_plan_preference(const sheaf_preference *given, sheaf_preference
               "preference.backend is %d, which is no backend", (int)known->backend);
   SHF_REQUIRE(known->deterministic == 0 || known->deterministic == 1, INVALID_PROBLEM,
               "preference.deterministic is %d; it is 0 or 1", known->deterministic);
-  *threads = known->threads ? known->threads : sheaf_threads();
-  if (*threads > SHF_MAX_THREADS) *threads = SHF_MAX_THREADS;
+  *threads = known->threads ? shf_core_cap_threads(known->threads) : sheaf_threads();
   return SHEAF_OK;
 }
 

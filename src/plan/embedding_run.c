@@ -9,6 +9,8 @@ typedef struct run {
   const sheaf_embedding_desc *desc;
   const sheaf_embedding_args *args;
   shf_bound bound;
+  shf_grouping_spec grouping; /* what the table's gradient is grouped by, and */
+  shf_grouped grouped;        /* the caller's grouping, if there is one */
   char *workspace;
 } run;
 
@@ -24,20 +26,30 @@ static sheaf_status check_args(const sheaf_plan *plan, const sheaf_embedding_arg
 /* Operands lie one behind the other in args. */
 static const sheaf_operand *operands_of(const sheaf_embedding_args *args) { return &args->table; }
 
-static sheaf_status bind(const sheaf_plan *plan, const sheaf_embedding_args *args, shf_bound *bound)
+/* Everything that can be said without looking at values. */
+static sheaf_status bind(run *r)
 {
-  SHF_TRY(shf_plan_bind(plan, operands_of(args), bound));
-  SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || bound->given[SHF_EMBEDDING_table_grad] ||
-                  bound->given[SHF_EMBEDDING_weights_grad],
-              INVALID_PROBLEM, "neither table_grad nor weights_grad is given: there is nothing to compute");
-  return SHEAF_OK;
+  const sheaf_plan *plan = r->plan;
+  SHF_TRY(shf_plan_bind(plan, operands_of(r->args), &r->bound));
+  int table = r->bound.given[SHF_EMBEDDING_table_grad], weights = r->bound.given[SHF_EMBEDDING_weights_grad];
+  SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || table || weights, INVALID_PROBLEM,
+              "neither table_grad nor weights_grad is given: there is nothing to compute");
+  if (!table || !shf_plan_embedding_grouping(plan, &r->grouping)) return SHEAF_OK;
+  SHF_TRY(shf_plan_given_grouping(&r->grouping, r->args->grouping, r->args->grouping_bytes, r->desc->grouping_given,
+                                  &r->grouped));
+  return r->grouped.entries ? shf_plan_check_apart(plan, &r->bound, "grouping", r->args->grouping,
+                                                   shf_plan_grouping_bytes(&r->grouping))
+                            : SHEAF_OK;
 }
 
 sheaf_status sheaf_embedding_can_implement(const sheaf_plan *plan, const sheaf_embedding_args *args)
 {
-  shf_bound bound;
   SHF_TRY(check_args(plan, args));
-  return bind(plan, args, &bound);
+  run r;
+  r.plan = plan;
+  r.desc = &plan->embedding;
+  r.args = args;
+  return bind(&r);
 }
 
 /* ---- Checks of values ---- */
@@ -60,7 +72,7 @@ static shf_index_scan index_scan(const run *r)
 static sheaf_status check_values(const run *r)
 {
   if (r->bound.given[SHF_EMBEDDING_offsets])
-    SHF_TRY(shf_plan_check_offsets(r->desc, operand(r, SHF_EMBEDDING_offsets), r->plan->batch));
+    SHF_TRY(shf_plan_check_offsets(r->desc, operand(r, SHF_EMBEDDING_offsets), r->plan->batch, r->plan->threads));
   shf_index_scan scan = index_scan(r);
   return shf_plan_apply_policy(&scan, r->desc->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices", r->desc->bad_index,
                                r->args->report);
@@ -127,6 +139,7 @@ static void run_bags(const run *r)
   job.source = operand(r, SHF_EMBEDDING_table);
   job.target = operand(r, SHF_EMBEDDING_out);
   job.arg = operand(r, SHF_EMBEDDING_arg);
+  job.arg_wide = r->desc->index_dtype == SHEAF_I64;
   job.fill = 1;
   job.ahead = r->plan->ahead;
   int64_t bytes = job.entries * (8 + r->plan->row_bytes) + job.groups * (8 + r->plan->row_bytes);
@@ -213,53 +226,22 @@ static void run_weights_grad(const run *r)
   job.grad_out = operand(r, SHF_EMBEDDING_grad_out);
   job.target = operand(r, SHF_EMBEDDING_weights_grad);
   job.forward = operand(r, SHF_EMBEDDING_out);
+  job.ahead = r->plan->ahead;
   if (job.mean) job.counts = divisors(r);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + r->plan->row_bytes));
 }
 
-/* The caller's grouping, or one made in the workspace. */
-static sheaf_status get_grouping(const run *r, shf_grouped *grouped)
+static void run_backward(run *r)
 {
-  shf_grouping_spec spec;
-  shf_plan_embedding_grouping(r->plan, &spec);
-  if (r->args->grouping) return shf_plan_open_grouping(&spec, r->args->grouping, r->args->grouping_bytes, grouped);
-  SHF_REQUIRE(!r->desc->grouping_given, INVALID_PROBLEM,
-              "the description says that a grouping is given, but args.grouping is NULL");
-  spec.index = operand(r, r->desc->kind == SHEAF_BAG_MAX_BACKWARD ? SHF_EMBEDDING_arg : SHF_EMBEDDING_indices);
-  spec.offsets = operand(r, SHF_EMBEDDING_offsets);
-  shf_plan_group(&spec, r->workspace);
-  return shf_plan_open_grouping(&spec, r->workspace, (size_t)r->plan->layout.counts, grouped);
-}
-
-static sheaf_status run_backward(const run *r)
-{
-  int table = r->bound.given[SHF_EMBEDDING_table_grad], weights = r->bound.given[SHF_EMBEDDING_weights_grad];
-  shf_grouped grouped;
-  if (table) SHF_TRY(get_grouping(r, &grouped));
-  if (r->desc->kind == SHEAF_BAG_MEAN_BACKWARD) run_divisors(r);
-  if (weights) run_weights_grad(r);
-  if (table) run_table_grad(r, &grouped);
-  return SHEAF_OK;
-}
-
-static sheaf_status run_kind(const run *r)
-{
-  switch (r->desc->kind) {
-  case SHEAF_LOOKUP:
-    run_lookup(r);
-    return SHEAF_OK;
-  case SHEAF_BAG_SUM:
-  case SHEAF_BAG_MEAN:
-  case SHEAF_BAG_MAX:
-    run_bags(r);
-    return SHEAF_OK;
-  case SHEAF_LOOKUP_BACKWARD:
-  case SHEAF_BAG_SUM_BACKWARD:
-  case SHEAF_BAG_MEAN_BACKWARD:
-  case SHEAF_BAG_MAX_BACKWARD:
-    return run_backward(r);
+  int table = r->bound.given[SHF_EMBEDDING_table_grad] && r->desc->dim > 0;
+  if (table && !r->grouped.entries) {
+    r->grouping.index = operand(r, r->desc->kind == SHEAF_BAG_MAX_BACKWARD ? SHF_EMBEDDING_arg : SHF_EMBEDDING_indices);
+    r->grouping.offsets = operand(r, SHF_EMBEDDING_offsets);
+    r->grouped = shf_plan_group(&r->grouping, r->workspace);
   }
-  return shf_core_fail(SHEAF_INTERNAL, "no run for kind %d", (int)r->desc->kind);
+  if (r->desc->kind == SHEAF_BAG_MEAN_BACKWARD) run_divisors(r);
+  if (r->bound.given[SHF_EMBEDDING_weights_grad]) run_weights_grad(r);
+  if (table) run_table_grad(r, &r->grouped);
 }
 
 sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
@@ -267,11 +249,23 @@ sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t
 {
   (void)stream;
   SHF_TRY(check_args(plan, args));
-  run r = {.plan = plan, .desc = &plan->embedding, .args = args, .workspace = workspace};
-  SHF_TRY(bind(plan, args, &r.bound));
+  run r; /* bind sets the rest */
+  r.plan = plan;
+  r.desc = &plan->embedding;
+  r.args = args;
+  r.workspace = workspace ? workspace : shf_plan_nowhere;
+  SHF_TRY(bind(&r));
   SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
+  SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
   SHF_TRY(check_values(&r));
-  return run_kind(&r);
+  if (r.desc->dim == 0 && !r.bound.given[SHF_EMBEDDING_weights_grad]) return SHEAF_OK; /* no element to write */
+  if (plan->spec[SHF_EMBEDDING_grad_out].need == SHF_REQUIRED)
+    run_backward(&r);
+  else if (r.desc->kind == SHEAF_LOOKUP)
+    run_lookup(&r);
+  else
+    run_bags(&r);
+  return SHEAF_OK;
 }
 
 /* ---- Grouping ---- */

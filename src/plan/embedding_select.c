@@ -58,12 +58,12 @@ static sheaf_status check_flags(const sheaf_embedding_desc *d)
   return SHEAF_OK;
 }
 
-/* The largest operand is `extent` elements of 8 bytes per problem; keeps every later product within 63 bits. */
+/* Keeps every later product of these within 63 bits (see SHF_MAX_EXTENT). */
 static sheaf_status check_product(const char *what, int64_t a, int64_t b, int64_t batch)
 {
-  int64_t product = 16;
+  int64_t product = 64;
   SHF_REQUIRE(shf_plan_multiply(&product, a + 1) && shf_plan_multiply(&product, b + 1) && shf_plan_multiply(&product, batch),
-              INVALID_PROBLEM, "%s: %" PRId64 " x %" PRId64 " in %" PRId64 " problems is more than 2^63 bytes", what, a, b,
+              INVALID_PROBLEM, "%s: %" PRId64 " x %" PRId64 " in %" PRId64 " problems is more than Sheaf can count (2^57)", what, a, b,
               batch);
   return SHEAF_OK;
 }
@@ -105,7 +105,10 @@ static sheaf_status check_bags(sheaf_embedding_desc *d)
     SHF_REQUIRE(d->bags == 0, INVALID_PROBLEM, "a lookup has no bags; bags is %" PRId64, d->bags);
     return SHEAF_OK;
   }
-  if (d->kind == SHEAF_BAG_MAX_BACKWARD) return SHEAF_OK;
+  if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
+    d->indices = 0;
+    return SHEAF_OK;
+  }
   SHF_REQUIRE(d->bags > 0 || d->indices == 0, INVALID_PROBLEM, "%" PRId64 " indices, but no bag to hold them", d->indices);
   SHF_REQUIRE(d->bag_form != SHEAF_BAGS_MATRIX || d->bags == 0 || d->indices % d->bags == 0, INVALID_PROBLEM,
               "%" PRId64 " indices do not fill a matrix of %" PRId64 " bags", d->indices, d->bags);
@@ -151,11 +154,14 @@ static void describe_operands(sheaf_plan *plan)
   if (!max_backward)
     SET(indices, .need = SHF_REQUIRED, .dtype = d->index_dtype, .rows = d->indices, .columns = -1, .free_shape = 1,
         .matrix = bag && !offsets, .matrix_rows = d->bags);
-  if (bag && !max_backward && !offsets) spec[SHF_EMBEDDING_offsets].need = SHF_REFUSED;
+  if (bag && !max_backward && !offsets)
+    SET(offsets, .need = SHF_REFUSED, .why = "the description says that bags are rows of a matrix");
   if (offsets)
     SET(offsets, .need = SHF_REQUIRED, .dtype = d->offset_dtype, .rows = d->bags + with_end, .columns = -1);
-  if (!d->weighted && !max_backward)
-    spec[SHF_EMBEDDING_weights].need = spec[SHF_EMBEDDING_weights_grad].need = SHF_REFUSED;
+  if (!d->weighted && bag && !max_backward) {
+    SET(weights, .need = SHF_REFUSED, .why = "the description is not weighted");
+    SET(weights_grad, .need = SHF_REFUSED, .why = "the description is not weighted");
+  }
   if (d->weighted)
     SET(weights, .need = SHF_REQUIRED, .dtype = weight_dtype, .rows = d->indices, .columns = -1, .free_shape = 1);
   if (backward)
@@ -207,8 +213,6 @@ int shf_plan_embedding_grouping(const sheaf_plan *plan, shf_grouping_spec *spec)
   return 1;
 }
 
-static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
-
 static sheaf_status lay_out(sheaf_plan *plan)
 {
   const sheaf_embedding_desc *d = &plan->embedding;
@@ -220,14 +224,14 @@ static sheaf_status lay_out(sheaf_plan *plan)
   if (grouped) SHF_TRY(shf_plan_check_grouping(&grouping));
   if (grouped && !d->grouping_given) bytes += shf_plan_grouping_bytes(&grouping);
   at->counts = bytes;
-  if (d->kind == SHEAF_BAG_MEAN_BACKWARD) bytes += (plan->batch * d->bags * plan->acc_bytes + 63) / 64 * 64;
+  if (d->kind == SHEAF_BAG_MEAN_BACKWARD) bytes += shf_align64(plan->batch * d->bags * plan->acc_bytes);
   if (d->kind != SHEAF_LOOKUP) {
-    at->slot_bytes = shf_slot_bytes(dim, plan->acc_bytes);
+    at->slot_bytes = shf_slot_bytes(dim, plan->acc_bytes, d->kind == SHEAF_BAG_MAX);
     at->partials = bytes;
-    bytes += (shf_plan_slots(plan->batch * entries, entries, plan->threads) * at->slot_bytes + 63) / 64 * 64;
+    bytes += shf_align64(shf_plan_slots(plan->batch * entries, entries, plan->threads) * at->slot_bytes);
     at->scratch = bytes;
-    if (largest(entries, d->indices) > SHF_CHUNK || d->kind == SHEAF_BAG_MAX)
-      at->scratch_bytes = shf_scratch_bytes(dim, plan->acc_bytes, largest(entries, d->indices));
+    if (entries > SHF_CHUNK || d->kind == SHEAF_BAG_MAX)
+      at->scratch_bytes = shf_scratch_bytes(dim, plan->acc_bytes, d->kind == SHEAF_BAG_MAX, entries);
     bytes += at->scratch_bytes * plan->threads;
   }
   at->total = bytes;

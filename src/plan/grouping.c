@@ -49,20 +49,18 @@ typedef struct grouping_layout {
   int64_t problem_start, bag_of, entries[2], histograms, total;
 } grouping_layout;
 
-static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 static int bag_of_wide(const shf_grouping_spec *spec) { return spec->bags > UINT32_MAX; }
 
 static grouping_layout layout_of(const shf_grouping_spec *spec)
 {
   int64_t all = spec->batch * spec->entries;
   grouping_layout at;
-  at.problem_start = aligned(sizeof(grouping_header));
-  at.bag_of = at.problem_start + aligned((spec->batch + 1) * 8);
-  at.entries[0] = at.bag_of + aligned(spec->with_bag_of ? all * (bag_of_wide(spec) ? 8 : 4) : 0);
-  at.entries[1] = at.entries[0] + aligned(all * 8);
-  at.histograms = at.entries[1] + (passes_of(spec) > 1 ? aligned(all * 8) : 0);
-  at.total = at.histograms + aligned(spec->threads * ((int64_t)8 << digit_bits(spec)));
+  at.problem_start = shf_align64(sizeof(grouping_header));
+  at.bag_of = at.problem_start + shf_align64((spec->batch + 1) * 8);
+  at.entries[0] = at.bag_of + shf_align64(spec->with_bag_of ? all * (bag_of_wide(spec) ? 8 : 4) : 0);
+  at.entries[1] = at.entries[0] + shf_align64(all * 8);
+  at.histograms = at.entries[1] + (passes_of(spec) > 1 ? shf_align64(all * 8) : 0);
+  at.total = at.histograms + shf_align64(spec->threads * ((int64_t)8 << digit_bits(spec)));
   return at;
 }
 
@@ -133,10 +131,11 @@ static void take_problem(sorter *s, int64_t *histogram, int64_t problem, int64_t
   const char *offsets = spec->offsets.data ? spec->offsets.data + problem * spec->offsets.batch_stride : NULL;
   int64_t base = problem * spec->groups;
   if (spec->columns) {
+    int64_t row = first / spec->columns, column = first % spec->columns;
     for (int64_t n = first; n < last; n++) {
-      int64_t column = n % spec->columns;
-      int64_t key = key_of_index(spec, shf_plan_index_at(indices + n / spec->columns * spec->index.row_stride, column, spec->wide));
+      int64_t key = key_of_index(spec, shf_plan_index_at(indices + row * spec->index.row_stride, column, spec->wide));
       if (key >= 0) take(s, histogram, (uint64_t)(base + key * spec->columns + column) << s->shift | (uint64_t)n, scatter);
+      if (++column == spec->columns) row++, column = 0;
     }
     return;
   }
@@ -210,7 +209,20 @@ static void find_problems(const shf_grouping_spec *spec, const uint64_t *sorted,
   }
 }
 
-void shf_plan_group(const shf_grouping_spec *spec, void *memory)
+/* The finished grouping that lies in `memory`. */
+static shf_grouped grouping_in(const shf_grouping_spec *spec, const void *memory)
+{
+  const char *base = memory;
+  grouping_layout at = layout_of(spec);
+  return (shf_grouped){.entries = (const uint64_t *)(const void *)(base + ((const grouping_header *)memory)->sorted),
+                       .problem_start = (const int64_t *)(const void *)(base + at.problem_start),
+                       .shift = payload_bits(spec),
+                       .payload_is_bag = spec->payload_is_bag,
+                       .bag_of = spec->with_bag_of ? base + at.bag_of : NULL,
+                       .bag_of_wide = bag_of_wide(spec)};
+}
+
+shf_grouped shf_plan_group(const shf_grouping_spec *spec, void *memory)
 {
   char *base = memory;
   grouping_layout at = layout_of(spec);
@@ -230,25 +242,24 @@ void shf_plan_group(const shf_grouping_spec *spec, void *memory)
   }
   find_problems(spec, s.to, s.count, s.shift, (int64_t *)(void *)(base + at.problem_start));
   *(grouping_header *)memory = (grouping_header){fingerprint_of(spec), sorted};
+  return grouping_in(spec, memory);
 }
 
-sheaf_status shf_plan_open_grouping(const shf_grouping_spec *spec, const void *memory, size_t bytes, shf_grouped *grouped)
+sheaf_status shf_plan_given_grouping(const shf_grouping_spec *spec, const void *memory, size_t bytes, int promised,
+                                     shf_grouped *grouped)
 {
-  const char *base = memory;
-  grouping_layout at = layout_of(spec);
-  /* Another plan of the same batch may have had fewer threads; only what is read has to be there. */
-  SHF_TRY(shf_plan_check_memory("grouping", memory, bytes, at.histograms, SHEAF_BUFFER_TOO_SMALL));
+  *grouped = (shf_grouped){.entries = NULL};
+  SHF_REQUIRE(memory || !promised, INVALID_PROBLEM,
+              "the description says that a grouping is given, but args.grouping is NULL");
+  if (!memory) return SHEAF_OK;
+  /* Another plan of the same batch may have had other threads: only what is read has to be there. */
+  SHF_TRY(shf_plan_check_memory("grouping", memory, bytes, layout_of(spec).histograms, SHEAF_BUFFER_TOO_SMALL));
   const grouping_header *header = memory;
   fingerprint expected = fingerprint_of(spec);
   SHF_REQUIRE(memcmp(&header->made_for, &expected, sizeof expected) == 0, INVALID_PROBLEM,
               "the grouping was not made for this description (%" PRId64 " entries by %" PRId64 " rows here, %" PRId64
               " by %" PRId64 " there)",
               expected.entries, expected.groups, header->made_for.entries, header->made_for.groups);
-  *grouped = (shf_grouped){.entries = (const uint64_t *)(const void *)(base + header->sorted),
-                           .problem_start = (const int64_t *)(const void *)(base + at.problem_start),
-                           .shift = payload_bits(spec),
-                           .payload_is_bag = spec->payload_is_bag,
-                           .bag_of = spec->with_bag_of ? base + at.bag_of : NULL,
-                           .bag_of_wide = bag_of_wide(spec)};
+  *grouped = grouping_in(spec, memory);
   return SHEAF_OK;
 }

@@ -7,6 +7,8 @@
 
 enum { MAX_RANK = 32 };
 
+char shf_plan_nowhere[64] __attribute__((aligned(64)));
+
 static int64_t dimension_stride(const DLTensor *t, int i)
 {
   if (t->strides) return t->strides[i];
@@ -179,9 +181,7 @@ static sheaf_status check_length(const sheaf_plan *plan, const shf_operand_spec 
   }
   if (needed > 0 && !operand->tensor->data) FAIL_OPERAND("%s has no data, but %" PRId64 " bytes of shape", spec->name, needed);
   if (needed == 0) {
-    /* No element is ever read or written; a place of our own keeps address arithmetic defined. */
-    static char nowhere[64] __attribute__((aligned(64)));
-    *view = (shf_matrix){nowhere, 0, 0};
+    *view = (shf_matrix){shf_plan_nowhere, 0, 0};
     return SHEAF_OK;
   }
   view->data = (char *)operand->tensor->data + operand->tensor->byte_offset;
@@ -272,27 +272,39 @@ int shf_plan_specs_meet(const shf_operand_spec *a, const shf_matrix *a_view, con
   return footprints_meet(footprint_of(a, a_view, 0), footprint_of(b, b_view, 0));
 }
 
-static int operands_meet(const sheaf_plan *plan, const shf_bound *bound, const int64_t *bytes, int a, int b)
+static int ranges_overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes)
 {
-  if (bytes[a] == 0 || bytes[b] == 0) return 0;
+  uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+  return a_bytes > 0 && b_bytes > 0 && x < y + (uintptr_t)b_bytes && y < x + (uintptr_t)a_bytes;
+}
+
+static int operands_meet(const sheaf_plan *plan, const shf_bound *bound, int a, int b)
+{
   const shf_matrix *x = &bound->view[a], *y = &bound->view[b];
-  if (x->data + bytes[a] <= y->data || y->data + bytes[b] <= x->data) return 0;
-  int64_t x_problems = x->batch_stride ? plan->batch : 1, y_problems = y->batch_stride ? plan->batch : 1;
-  for (int64_t p = 0; p < x_problems; p++)
-    for (int64_t q = 0; q < y_problems; q++)
-      if (footprints_meet(footprint_of(&plan->spec[a], x, p), footprint_of(&plan->spec[b], y, q))) return 1;
+  if (!ranges_overlap(x->data, bound->bytes[a], y->data, bound->bytes[b])) return 0;
+  const shf_operand_spec *x_spec = &plan->spec[a], *y_spec = &plan->spec[b];
+  if (x->batch_stride == y->batch_stride) { /* problems p and q meet as p - q and 0 do */
+    for (int64_t apart = 0; apart < (x->batch_stride ? plan->batch : 1); apart++)
+      if (footprints_meet(footprint_of(x_spec, x, apart), footprint_of(y_spec, y, 0)) ||
+          footprints_meet(footprint_of(x_spec, x, 0), footprint_of(y_spec, y, apart)))
+        return 1;
+    return 0;
+  }
+  for (int64_t p = 0; p < (x->batch_stride ? plan->batch : 1); p++)
+    for (int64_t q = 0; q < (y->batch_stride ? plan->batch : 1); q++)
+      if (footprints_meet(footprint_of(x_spec, x, p), footprint_of(y_spec, y, q))) return 1;
   return 0;
 }
 
 /* Operands that are not given have no bytes. */
-static sheaf_status check_aliasing(const sheaf_plan *plan, const shf_bound *bound, const int64_t *bytes)
+static sheaf_status check_aliasing(const sheaf_plan *plan, const shf_bound *bound)
 {
   for (int i = 0; i < plan->taken_count; i++) {
     const shf_operand_spec *spec = &plan->spec[plan->taken[i]];
     if (!spec->output) continue;
     for (int j = 0; j < plan->taken_count; j++) {
       const shf_operand_spec *other = &plan->spec[plan->taken[j]];
-      if (j == i || (other->output && j < i) || !operands_meet(plan, bound, bytes, plan->taken[i], plan->taken[j])) continue;
+      if (j == i || (other->output && j < i) || !operands_meet(plan, bound, plan->taken[i], plan->taken[j])) continue;
       FAIL_OPERAND("%s shares memory with %s", spec->name, other->name);
     }
   }
@@ -319,7 +331,7 @@ static sheaf_status check_presence(const sheaf_plan *plan, const sheaf_operand *
     int i = plan->taken[k], there = operands[i].tensor != NULL;
     const shf_operand_spec *spec = &plan->spec[i];
     if (spec->need == SHF_REFUSED) {
-      if (there) FAIL_OPERAND("%s is given, but the description has none (weighted, bag_form)", spec->name);
+      if (there) FAIL_OPERAND("%s is given, but %s", spec->name, spec->why);
       continue;
     }
     int ignored = spec->need == SHF_WITH_WEIGHTS_GRAD && !wants_weights_grad(plan, operands);
@@ -346,7 +358,7 @@ static inline int is_usual(const shf_operand_spec *spec, const sheaf_operand *op
 
 /* Binds operands that are all as usual, which is what a small call has time for. Accepts nothing that the closer look of
  * shf_plan_bind would not; says nothing about why not. */
-static int bind_usual(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound, int64_t *bytes)
+static int bind_usual(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
   if (plan->has_batch) return 0;
   for (int k = 0; k < plan->taken_count; k++) {
@@ -360,12 +372,12 @@ static int bind_usual(const sheaf_plan *plan, const sheaf_operand *operands, shf
     bound->given[i] = 1;
     bound->view[i].data = (char *)operands[i].tensor->data + operands[i].tensor->byte_offset;
     bound->view[i].row_stride = (spec->columns < 0 ? 1 : spec->columns) * spec->element_bytes;
-    bytes[i] = spec->compact_bytes;
+    bound->bytes[i] = spec->compact_bytes;
   }
   return !wants_weights_grad(plan, operands);
 }
 
-static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound, int64_t *bytes)
+static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
   SHF_TRY(check_presence(plan, operands, bound));
   for (int k = 0; k < plan->taken_count; k++) {
@@ -376,22 +388,22 @@ static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *op
   }
   for (int k = 0; k < plan->taken_count; k++) {
     int i = plan->taken[k];
-    if (bound->given[i]) SHF_TRY(check_length(plan, &plan->spec[i], &operands[i], &bound->view[i], &bytes[i]));
+    if (bound->given[i]) SHF_TRY(check_length(plan, &plan->spec[i], &operands[i], &bound->view[i], &bound->bytes[i]));
   }
   for (int k = 0; k < plan->taken_count; k++)
-    if (bytes[plan->taken[k]]) SHF_TRY(check_alignment(&plan->spec[plan->taken[k]], &bound->view[plan->taken[k]]));
+    if (bound->bytes[plan->taken[k]]) SHF_TRY(check_alignment(&plan->spec[plan->taken[k]], &bound->view[plan->taken[k]]));
   return SHEAF_OK;
 }
 
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
-  int64_t bytes[SHF_MAX_OPERANDS] = {0};
   for (int i = 0; i < SHF_MAX_OPERANDS; i++) {
     bound->given[i] = 0;
+    bound->bytes[i] = 0;
     bound->view[i] = (shf_matrix){NULL, 0, 0};
   }
-  if (!bind_usual(plan, operands, bound, bytes)) SHF_TRY(bind_closely(plan, operands, bound, bytes));
-  return check_aliasing(plan, bound, bytes);
+  if (!bind_usual(plan, operands, bound)) SHF_TRY(bind_closely(plan, operands, bound));
+  return check_aliasing(plan, bound);
 }
 
 /* One operand by itself; plan is NULL outside of plans. */
@@ -427,5 +439,16 @@ sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t 
   }
   SHF_REQUIRE((uintptr_t)memory % 64 == 0, MISALIGNED, "the %s starts at %p, which is not a multiple of 64 bytes", what,
               memory);
+  return SHEAF_OK;
+}
+
+sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound, const char *what, const void *memory,
+                                  int64_t bytes)
+{
+  for (int k = 0; k < plan->taken_count; k++) {
+    int i = plan->taken[k];
+    SHF_REQUIRE(!ranges_overlap(memory, bytes, bound->view[i].data, bound->bytes[i]), INVALID_PROBLEM,
+                "the %s shares memory with %s", what, plan->spec[i].name);
+  }
   return SHEAF_OK;
 }

@@ -11,7 +11,8 @@
 
 enum { SHF_MAX_OPERANDS = 9 };
 
-/* No extent may be larger, so that sums of workspace sizes over extents, levels and threads fit 63 bits. */
+/* No extent may be larger, and no product of a row count, a width and the batch larger than 2^63 / 64: then every workspace
+ * size, summed over pieces, levels and threads, fits 63 bits. */
 #define SHF_MAX_EXTENT ((int64_t)1 << 46)
 
 /* Operands by position in their args struct. */
@@ -37,6 +38,7 @@ typedef struct shf_operand_spec {
   int output;
   sheaf_dtype dtype;
   int64_t rows, columns; /* columns -1: a vector of `rows` elements */
+  const char *why;       /* SHF_REFUSED: what is wrong with giving it */
   int free_shape;        /* any leading shape with `rows` elements in all */
   int matrix;            /* indices given as [matrix_rows, rows / matrix_rows] */
   int64_t matrix_rows;
@@ -48,7 +50,7 @@ typedef struct shf_operand_spec {
 
 /* Where the pieces of a workspace lie, in bytes from its start. */
 typedef struct shf_layout {
-  int64_t grouping, counts, forward, arg, partials, scratch;
+  int64_t counts, forward, arg, partials, scratch;
   int64_t total;
   int64_t slot_bytes, scratch_bytes; /* of the largest stage */
 } shf_layout;
@@ -90,11 +92,11 @@ sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
 
 /* ---- choose.c: from a description to a row ---- */
 
-/* Copies a caller's struct into `known` (known_bytes long) whatever its size, refusing sizes and tails that this version
- * does not understand. Structs start with struct_size. */
+/* Copies a caller's struct, which starts with struct_size, into `known`. A larger one is accepted when what this version does
+ * not know of it is zero. */
 sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *given, const char *name);
 
-/* The same for what is only read: *known points at the caller's struct. */
+/* The same without the copy, for what is only read. */
 sheaf_status shf_plan_check_struct(size_t known_bytes, const void *given, const char *name);
 
 /* Chooses plan->row by category, kind, element, index, preference; needs plan->layout. */
@@ -118,9 +120,13 @@ sheaf_status shf_plan_check_device(DLDevice device);
 /* Checks every operand against its spec and gives its view; operands that are not given have data NULL and given 0. */
 typedef struct shf_bound {
   shf_matrix view[SHF_MAX_OPERANDS];
+  int64_t bytes[SHF_MAX_OPERANDS]; /* from the first element to the end of the last */
   int given[SHF_MAX_OPERANDS];
 } shf_bound;
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound);
+
+/* Where what has no bytes lies (an empty operand, no workspace): keeps address arithmetic defined, is never read or written. */
+extern char shf_plan_nowhere[64];
 
 /* Fills in what follows from the rest of the specs. */
 void shf_plan_finish_spec(shf_operand_spec *spec);
@@ -138,6 +144,10 @@ int shf_plan_specs_meet(const shf_operand_spec *a, const shf_matrix *a_view, con
 
 /* Checks that a workspace or grouping is there, long enough and aligned. */
 sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t bytes, int64_t needed, sheaf_status status);
+
+/* Checks that such memory of the run's own shares nothing with the operands. */
+sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound, const char *what, const void *memory,
+                                  int64_t bytes);
 
 /* ---- scan.c: checks of values ---- */
 
@@ -157,7 +167,7 @@ sheaf_index_report shf_plan_scan_indices(const shf_index_scan *scan);
 sheaf_status shf_plan_apply_policy(const shf_index_scan *scan, const char *operand, sheaf_bad_index policy,
                                    sheaf_index_report *report);
 
-sheaf_status shf_plan_check_offsets(const sheaf_embedding_desc *desc, shf_matrix offsets, int64_t batch);
+sheaf_status shf_plan_check_offsets(const sheaf_embedding_desc *desc, shf_matrix offsets, int64_t batch, int threads);
 sheaf_status shf_plan_check_sorted(shf_matrix ids, int wide, int64_t batch, int64_t entries, int threads);
 
 /* ---- split.c: dividing a stage among threads ---- */
@@ -219,9 +229,11 @@ int shf_plan_segment_grouping(const sheaf_plan *plan, shf_grouping_spec *spec);
 /* Refuses problems whose row numbers and positions together need more than 64 bits. */
 sheaf_status shf_plan_check_grouping(const shf_grouping_spec *spec);
 int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec);
-void shf_plan_group(const shf_grouping_spec *spec, void *memory);
+shf_grouped shf_plan_group(const shf_grouping_spec *spec, void *memory);
 
-/* The grouping that lies in `memory`; fails when it was made for another description. */
-sheaf_status shf_plan_open_grouping(const shf_grouping_spec *spec, const void *memory, size_t bytes, shf_grouped *grouped);
+/* The caller's grouping, which must have been made for this description; when there is none, grouped->entries is NULL and the
+ * run makes its own, unless the description `promised` one. */
+sheaf_status shf_plan_given_grouping(const shf_grouping_spec *spec, const void *memory, size_t bytes, int promised,
+                                     shf_grouped *grouped);
 
 #endif

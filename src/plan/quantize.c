@@ -96,9 +96,9 @@ sheaf_status sheaf_quantize_rows(sheaf_dtype dtype, const sheaf_operand *rows, c
 {
   row_pair pair;
   SHF_TRY(bind_pair(dtype, rows, packed, 1, &pair));
-  SHF_TRY(check_finite(&pair));
   unsigned mode = shf_core_fp_enter();
-  for (int64_t i = 0; i < pair.count; i++) {
+  sheaf_status status = check_finite(&pair);
+  for (int64_t i = 0; status == SHEAF_OK && i < pair.count; i++) {
     uint8_t *to = (uint8_t *)pair.packed.data + i * pair.packed.row_stride;
     if (dtype == SHEAF_INT8)
       pack_int8(plain_row(&pair, i), pair.dim, to);
@@ -106,7 +106,7 @@ sheaf_status sheaf_quantize_rows(sheaf_dtype dtype, const sheaf_operand *rows, c
       pack_int4(plain_row(&pair, i), pair.dim, to);
   }
   shf_core_fp_leave(mode);
-  return SHEAF_OK;
+  return status;
 }
 
 static void unpack_row(sheaf_dtype dtype, const uint8_t *from, int64_t dim, float *row)

@@ -84,37 +84,6 @@ sheaf_status shf_plan_apply_policy(const shf_index_scan *scan, const char *opera
                             found.count == 1 ? "entry" : "entries");
 }
 
-/* ---- Offsets ---- */
-
-static sheaf_status wrong_offset(int64_t problem, int64_t entry, int64_t value, const char *why, int64_t other)
-{
-  sheaf_error_info info = {
-      .status = SHEAF_INVALID_PROBLEM, .operand = "offsets", .position = entry, .value = value, .count = 1};
-  return shf_core_fail_info(&info, "offsets[%" PRId64 "] of problem %" PRId64 " is %" PRId64 "; %s %" PRId64, entry, problem,
-                            value, why, other);
-}
-
-sheaf_status shf_plan_check_offsets(const sheaf_embedding_desc *desc, shf_matrix offsets, int64_t batch)
-{
-  int wide = desc->offset_dtype == SHEAF_I64, with_end = desc->bag_form == SHEAF_BAGS_OFFSETS_END;
-  int64_t entries = desc->bags + with_end;
-  int64_t problems = offsets.batch_stride ? batch : 1; /* shared offsets are checked once */
-  for (int64_t p = 0; p < problems; p++) {
-    const char *data = offsets.data + p * offsets.batch_stride;
-    int64_t previous = 0;
-    for (int64_t i = 0; i < entries; i++) {
-      int64_t value = shf_plan_index_at(data, i, wide);
-      if (i == 0 && value != 0) return wrong_offset(p, i, value, "the first one must be", 0);
-      if (value < previous) return wrong_offset(p, i, value, "the one before it is", previous);
-      if (value > desc->indices) return wrong_offset(p, i, value, "there are only so many indices:", desc->indices);
-      previous = value;
-    }
-    if (with_end && previous != desc->indices)
-      return wrong_offset(p, entries - 1, previous, "the last one must be the number of indices,", desc->indices);
-  }
-  return SHEAF_OK;
-}
-
 /* ---- Sorted ids ---- */
 
 typedef struct sorted_task {
@@ -154,20 +123,72 @@ static void sorted_share(void *context, int thread)
   }
 }
 
-sheaf_status shf_plan_check_sorted(shf_matrix ids, int wide, int64_t batch, int64_t entries, int threads)
+/* The first entry, over all problems, that is below the one before it; -1 when there is none. */
+static int64_t first_decrease(shf_matrix values, int wide, int64_t batch, int64_t entries, int threads)
 {
-  if (batch * entries == 0) return SHEAF_OK;
-  sorted_task task = {.ids = ids, .wide = wide, .batch = ids.batch_stride ? batch : 1, .entries = entries};
+  sorted_task task; /* its answers are set by the shares */
+  task.ids = values;
+  task.wide = wide;
+  task.batch = values.batch_stride ? batch : 1; /* shared ones are looked at once */
+  task.entries = entries;
+  if (task.batch * entries == 0) return -1;
   task.threads = shf_plan_worth(task.batch * entries * (wide ? 8 : 4), threads);
   shf_plan_parallel(task.threads, sorted_share, &task);
-  for (int t = 0; t < task.threads; t++) {
-    int64_t at = task.first_break[t];
-    if (at < 0) continue;
-    const char *data = ids.data + at / entries * ids.batch_stride;
-    int64_t n = at % entries, value = shf_plan_index_at(data, n, wide);
-    sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = "ids", .position = at, .value = value, .count = 1};
-    return shf_core_fail_info(&info, "ids must not decrease: %" PRId64 " at position %" PRId64 " follows %" PRId64, value, at,
-                              shf_plan_index_at(data, n - 1, wide));
+  for (int t = 0; t < task.threads; t++)
+    if (task.first_break[t] >= 0) return task.first_break[t];
+  return -1;
+}
+
+sheaf_status shf_plan_check_sorted(shf_matrix ids, int wide, int64_t batch, int64_t entries, int threads)
+{
+  int64_t at = first_decrease(ids, wide, batch, entries, threads);
+  if (at < 0) return SHEAF_OK;
+  const char *data = ids.data + at / entries * ids.batch_stride;
+  int64_t n = at % entries, value = shf_plan_index_at(data, n, wide);
+  sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = "ids", .position = at, .value = value, .count = 1};
+  return shf_core_fail_info(&info, "ids must not decrease: %" PRId64 " at position %" PRId64 " follows %" PRId64, value, at,
+                            shf_plan_index_at(data, n - 1, wide));
+}
+
+/* ---- Offsets ---- */
+
+static sheaf_status wrong_offset(int64_t problem, int64_t entry, int64_t value, const char *why, int64_t other)
+{
+  sheaf_error_info info = {
+      .status = SHEAF_INVALID_PROBLEM, .operand = "offsets", .position = entry, .value = value, .count = 1};
+  return shf_core_fail_info(&info, "offsets[%" PRId64 "] of problem %" PRId64 " is %" PRId64 "; %s %" PRId64, entry, problem,
+                            value, why, other);
+}
+
+/* The first offset of a problem that is wrong, as it reads. */
+static sheaf_status check_offsets_of(const sheaf_embedding_desc *desc, const char *data, int64_t problem)
+{
+  int wide = desc->offset_dtype == SHEAF_I64, with_end = desc->bag_form == SHEAF_BAGS_OFFSETS_END;
+  int64_t entries = desc->bags + with_end, previous = 0;
+  for (int64_t i = 0; i < entries; i++) {
+    int64_t value = shf_plan_index_at(data, i, wide);
+    if (i == 0 && value != 0) return wrong_offset(problem, i, value, "the first one must be", 0);
+    if (value < previous) return wrong_offset(problem, i, value, "the one before it is", previous);
+    if (value > desc->indices) return wrong_offset(problem, i, value, "there are only so many indices:", desc->indices);
+    previous = value;
+  }
+  if (with_end && previous != desc->indices)
+    return wrong_offset(problem, entries - 1, previous, "the last one must be the number of indices,", desc->indices);
+  return SHEAF_OK;
+}
+
+/* Offsets that start at 0, do not decrease and end within N are all right: sortedness is found out in parallel, and only
+ * what is wrong is read again, one by one, for its name. */
+sheaf_status shf_plan_check_offsets(const sheaf_embedding_desc *desc, shf_matrix offsets, int64_t batch, int threads)
+{
+  int wide = desc->offset_dtype == SHEAF_I64, with_end = desc->bag_form == SHEAF_BAGS_OFFSETS_END;
+  int64_t entries = desc->bags + with_end, problems = offsets.batch_stride ? batch : 1;
+  int sorted = first_decrease(offsets, wide, batch, entries, threads) < 0;
+  for (int64_t p = 0; p < problems && entries > 0; p++) {
+    const char *data = offsets.data + p * offsets.batch_stride;
+    int64_t first = shf_plan_index_at(data, 0, wide), last = shf_plan_index_at(data, entries - 1, wide);
+    if (!sorted || first != 0 || last > desc->indices || (with_end && last != desc->indices))
+      SHF_TRY(check_offsets_of(desc, data, p));
   }
   return SHEAF_OK;
 }

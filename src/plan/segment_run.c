@@ -10,6 +10,8 @@ typedef struct run {
   const shf_segment_traits *traits;
   const sheaf_segment_args *args;
   shf_bound bound;
+  shf_grouping_spec grouping; /* of unsorted ids, where something is reduced over them, and */
+  shf_grouped grouped;        /* the caller's grouping, if there is one */
   char *workspace;
 } run;
 
@@ -26,11 +28,31 @@ static sheaf_status check_args(const sheaf_plan *plan, const sheaf_segment_args 
 /* Operands lie one behind the other in args. */
 static const sheaf_operand *operands_of(const sheaf_segment_args *args) { return &args->data; }
 
+static run open_run(const sheaf_plan *plan, const sheaf_segment_args *args, void *workspace)
+{
+  run r = {.plan = plan, .desc = &plan->segment, .args = args};
+  r.traits = shf_plan_segment_traits(r.desc->kind);
+  r.workspace = workspace ? workspace : shf_plan_nowhere;
+  return r;
+}
+
+/* Everything that can be said without looking at values. */
+static sheaf_status bind(run *r)
+{
+  SHF_TRY(shf_plan_bind(r->plan, operands_of(r->args), &r->bound));
+  if (!shf_plan_segment_grouping(r->plan, &r->grouping)) return SHEAF_OK;
+  SHF_TRY(shf_plan_given_grouping(&r->grouping, r->args->grouping, r->args->grouping_bytes, r->desc->grouping_given,
+                                  &r->grouped));
+  return r->grouped.entries ? shf_plan_check_apart(r->plan, &r->bound, "grouping", r->args->grouping,
+                                                   shf_plan_grouping_bytes(&r->grouping))
+                            : SHEAF_OK;
+}
+
 sheaf_status sheaf_segment_can_implement(const sheaf_plan *plan, const sheaf_segment_args *args)
 {
-  shf_bound bound;
   SHF_TRY(check_args(plan, args));
-  return shf_plan_bind(plan, operands_of(args), &bound);
+  run r = open_run(plan, args, NULL);
+  return bind(&r);
 }
 
 static sheaf_status check_values(const run *r)
@@ -115,6 +137,7 @@ static void run_forward(const run *r, const shf_grouped *grouped)
   segment_job(r, &job);
   job.target = operand(r, SHF_SEGMENT_out);
   job.arg = operand(r, SHF_SEGMENT_arg);
+  job.arg_wide = wide(r);
   job.empty = empty_value(r);
   run_reduction(r, &job, grouped, r->plan->row->reduce, r->plan->row->join);
 }
@@ -135,7 +158,8 @@ static void prepare(const run *r, const shf_grouped *grouped)
   segment_job(r, &job);
   job.target_is_acc = 1;
   if (shf_plan_is_extreme(r->traits) && r->desc->ties == SHEAF_TIES_FIRST) {
-    job.arg = own_rows(r, at->arg, shf_core_dtype_size(r->desc->index_dtype));
+    job.arg = own_rows(r, at->arg, 8);
+    job.arg_wide = 1;
     run_reduction(r, &job, grouped, r->plan->row->prepare, r->plan->row->prepare_join);
     return;
   }
@@ -167,14 +191,17 @@ static void count_share(void *context, int thread)
   const sheaf_segment_desc *d = task->r->desc;
   shf_matrix ids = operand(task->r, SHF_SEGMENT_ids);
   int64_t all = task->r->plan->batch * d->rows, cells = task->r->plan->batch * d->segments;
-  int64_t first = shf_plan_share(all, thread, task->threads), last = shf_plan_share(all, thread + 1, task->threads);
+  int64_t at = shf_plan_share(all, thread, task->threads), last = shf_plan_share(all, thread + 1, task->threads);
   int64_t *counts = task->counts + thread * cells;
   memset(counts, 0, (size_t)cells * sizeof *counts);
-  for (int64_t at = first; at < last; at++) {
-    int64_t problem = at / d->rows, n = at % d->rows;
-    const char *data = ids.data + problem * ids.batch_stride;
-    int64_t id = shf_plan_index_at(data, n, wide(task->r));
-    if ((uint64_t)id < (uint64_t)d->segments) counts[problem * d->segments + id]++;
+  while (at < last) {
+    int64_t problem = at / d->rows, first = at % d->rows;
+    int64_t end = d->rows - first < last - at ? d->rows : first + last - at;
+    for (int64_t n = first; n < end; n++) {
+      int64_t id = shf_plan_index_at(ids.data + problem * ids.batch_stride, n, wide(task->r));
+      if ((uint64_t)id < (uint64_t)d->segments) counts[problem * d->segments + id]++;
+    }
+    at += end - first;
   }
 }
 
@@ -207,9 +234,13 @@ static void run_backward(const run *r, const shf_grouped *grouped)
   job.grad_out = operand(r, SHF_SEGMENT_grad_out);
   job.target = operand(r, SHF_SEGMENT_data_grad);
   job.arg = operand(r, SHF_SEGMENT_arg);
+  job.arg_wide = wide(r);
+  job.ahead = shf_plan_ahead(r->desc->segments, r->plan->row_bytes);
   job.count_ties = r->desc->ties == SHEAF_TIES_SPLIT;
-  if (prepares && shf_plan_is_extreme(r->traits) && !job.count_ties)
-    job.arg = own_rows(r, at->arg, shf_core_dtype_size(r->desc->index_dtype));
+  if (prepares && shf_plan_is_extreme(r->traits) && !job.count_ties) {
+    job.arg = own_rows(r, at->arg, 8);
+    job.arg_wide = 1;
+  }
   if (prepares && !job.arg.data) {
     job.forward = own_rows(r, at->forward, r->plan->acc_bytes);
     job.counts = own_rows(r, at->counts, r->plan->acc_bytes);
@@ -219,34 +250,23 @@ static void run_backward(const run *r, const shf_grouped *grouped)
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL);
 }
 
-/* The caller's grouping, or one made in the workspace; *grouped becomes NULL when ids are sorted or not reduced over. */
-static sheaf_status get_grouping(const run *r, shf_grouped *memory, const shf_grouped **grouped)
-{
-  shf_grouping_spec spec;
-  *grouped = NULL;
-  if (!shf_plan_segment_grouping(r->plan, &spec)) return SHEAF_OK;
-  *grouped = memory;
-  if (r->args->grouping) return shf_plan_open_grouping(&spec, r->args->grouping, r->args->grouping_bytes, memory);
-  SHF_REQUIRE(!r->desc->grouping_given, INVALID_PROBLEM,
-              "the description says that a grouping is given, but args.grouping is NULL");
-  spec.index = operand(r, SHF_SEGMENT_ids);
-  shf_plan_group(&spec, r->workspace);
-  return shf_plan_open_grouping(&spec, r->workspace, (size_t)r->plan->layout.forward, memory);
-}
-
 sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
                                const sheaf_segment_args *args)
 {
   (void)stream;
   SHF_TRY(check_args(plan, args));
-  run r = {.plan = plan, .desc = &plan->segment, .args = args, .workspace = workspace};
-  r.traits = shf_plan_segment_traits(r.desc->kind);
-  SHF_TRY(shf_plan_bind(plan, operands_of(args), &r.bound));
+  run r = open_run(plan, args, workspace);
+  SHF_TRY(bind(&r));
   SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
+  SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
   SHF_TRY(check_values(&r));
-  shf_grouped memory;
-  const shf_grouped *grouped;
-  SHF_TRY(get_grouping(&r, &memory, &grouped));
+  if (r.desc->dim == 0) return SHEAF_OK; /* no element to write */
+  const shf_grouped *grouped = NULL;
+  if (shf_plan_segment_grouping(plan, &r.grouping)) {
+    r.grouping.index = operand(&r, SHF_SEGMENT_ids);
+    if (!r.grouped.entries) r.grouped = shf_plan_group(&r.grouping, r.workspace);
+    grouped = &r.grouped;
+  }
   if (r.traits->backward)
     run_backward(&r, grouped);
   else
@@ -259,15 +279,14 @@ sheaf_status sheaf_segment_grouping_build(const sheaf_plan *plan, void *grouping
 {
   (void)stream;
   SHF_TRY(check_args(plan, args));
-  shf_grouping_spec spec;
-  SHF_REQUIRE(shf_plan_segment_grouping(plan, &spec), INVALID_PROBLEM, "%s needs no grouping as it is described",
+  run r = open_run(plan, args, NULL);
+  SHF_REQUIRE(shf_plan_segment_grouping(plan, &r.grouping), INVALID_PROBLEM, "%s needs no grouping as it is described",
               sheaf_kind_name(plan->category, plan->row->kind));
-  run r = {.plan = plan, .desc = &plan->segment, .args = args};
-  r.traits = shf_plan_segment_traits(r.desc->kind);
   SHF_TRY(shf_plan_bind_input(plan, SHF_SEGMENT_ids, &args->ids, &r.bound));
-  SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec), SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&r.grouping),
+                                SHEAF_BUFFER_TOO_SMALL));
   SHF_TRY(check_values(&r));
-  spec.index = operand(&r, SHF_SEGMENT_ids);
-  shf_plan_group(&spec, grouping);
+  r.grouping.index = operand(&r, SHF_SEGMENT_ids);
+  shf_plan_group(&r.grouping, grouping);
   return SHEAF_OK;
 }

@@ -59,8 +59,12 @@ static sheaf_status check_flags(const sheaf_segment_desc *d)
   SHF_REQUIRE((unsigned)d->empty <= SHEAF_EMPTY_IDENTITY, INVALID_PROBLEM, "empty is %d", (int)d->empty);
   SHF_REQUIRE((unsigned)d->ties <= SHEAF_TIES_SPLIT, INVALID_PROBLEM, "ties is %d", (int)d->ties);
   SHF_REQUIRE((unsigned)d->bad_index <= SHEAF_BAD_INDEX_ERROR, INVALID_PROBLEM, "bad_index is %d", (int)d->bad_index);
-  SHF_REQUIRE(!d->arg_given || d->ties == SHEAF_TIES_FIRST, INVALID_PROBLEM,
+  const shf_segment_traits *t = shf_plan_segment_traits(d->kind);
+  if (!t->backward || !shf_plan_is_extreme(t) || !d->arg_given) return SHEAF_OK;
+  SHF_REQUIRE(d->ties == SHEAF_TIES_FIRST, INVALID_PROBLEM,
               "arg names one row per cell, so ties cannot be split by it: give data instead");
+  SHF_REQUIRE(d->index_dtype == SHEAF_I64 || d->rows <= INT32_MAX, INVALID_PROBLEM,
+              "positions in %" PRId64 " rows do not fit an arg of i32: give i64 ids and arg, or data instead of arg", d->rows);
   return SHEAF_OK;
 }
 
@@ -74,12 +78,12 @@ static sheaf_status check_extents(const sheaf_segment_desc *d, int64_t batch)
               INVALID_PROBLEM,
               "rows %" PRId64 ", dim %" PRId64 ", segments %" PRId64 ", batch %" PRId64 ": none may exceed 2^46", d->rows,
               d->dim, d->segments, d->batch);
-  int64_t data = 16, out = 16;
+  int64_t data = 64, out = 64; /* see SHF_MAX_EXTENT */
   SHF_REQUIRE(shf_plan_multiply(&data, d->rows + 1) && shf_plan_multiply(&data, d->dim + 1) && shf_plan_multiply(&data, batch) &&
                   shf_plan_multiply(&out, d->segments + 1) && shf_plan_multiply(&out, d->dim + 1) &&
                   shf_plan_multiply(&out, batch),
               INVALID_PROBLEM, "%" PRId64 " rows or %" PRId64 " segments of %" PRId64 " in %" PRId64
-              " problems are more than 2^63 bytes", d->rows, d->segments, d->dim, batch);
+              " problems are more than Sheaf can count (2^57)", d->rows, d->segments, d->dim, batch);
   return SHEAF_OK;
 }
 
@@ -110,7 +114,9 @@ static void describe_operands(sheaf_plan *plan)
       SET(arg, .need = SHF_REQUIRED, .dtype = d->index_dtype, .rows = d->segments, .columns = d->dim);
   } else {
     SET(out, .need = SHF_REQUIRED, .output = 1, .dtype = d->dtype, .rows = d->segments, .columns = d->dim);
-    if (extreme)
+    if (extreme && d->index_dtype == SHEAF_I32 && d->rows > INT32_MAX)
+      SET(arg, .need = SHF_REFUSED, .why = "positions of so many rows do not fit i32: use i64 ids");
+    else if (extreme)
       SET(arg, .need = SHF_OPTIONAL, .output = 1, .dtype = d->index_dtype, .rows = d->segments, .columns = d->dim);
   }
 #undef SET
@@ -132,8 +138,6 @@ int shf_plan_segment_grouping(const sheaf_plan *plan, shf_grouping_spec *spec)
   return 1;
 }
 
-static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 int shf_plan_counting_threads(const sheaf_plan *plan)
 {
   int64_t share = plan->segment.rows / (plan->segment.segments ? plan->segment.segments : 1);
@@ -153,20 +157,20 @@ static sheaf_status lay_out(sheaf_plan *plan)
   }
   int prepares = shf_plan_segment_prepares(d), by_first = shf_plan_is_extreme(t) && d->ties == SHEAF_TIES_FIRST;
   at->forward = bytes;
-  if (prepares && !by_first) bytes += aligned(cells * plan->acc_bytes);
+  if (prepares && !by_first) bytes += shf_align64(cells * plan->acc_bytes);
   at->counts = bytes;
-  if (prepares && !by_first) bytes += aligned(cells * plan->acc_bytes);
+  if (prepares && !by_first) bytes += shf_align64(cells * plan->acc_bytes);
   if (t->backward && t->reduce == SHF_REDUCE_MEAN)
-    bytes += aligned(plan->batch * d->segments * 8 * shf_plan_counting_threads(plan));
+    bytes += shf_align64(plan->batch * d->segments * 8 * shf_plan_counting_threads(plan));
   at->arg = bytes;
-  if (prepares && by_first) bytes += aligned(cells * shf_core_dtype_size(d->index_dtype));
+  if (prepares && by_first) bytes += shf_align64(cells * 8); /* positions, which may not fit i32 */
   if (prepares || !t->backward) {
-    at->slot_bytes = shf_slot_bytes(d->dim, plan->acc_bytes);
+    at->slot_bytes = shf_slot_bytes(d->dim, plan->acc_bytes, shf_plan_is_extreme(t));
     at->partials = bytes;
-    bytes += aligned(shf_plan_slots(plan->batch * d->rows, d->rows, plan->threads) * at->slot_bytes);
+    bytes += shf_align64(shf_plan_slots(plan->batch * d->rows, d->rows, plan->threads) * at->slot_bytes);
     at->scratch = bytes;
     if (d->rows > SHF_CHUNK || shf_plan_is_extreme(t))
-      at->scratch_bytes = shf_scratch_bytes(d->dim, plan->acc_bytes, d->rows);
+      at->scratch_bytes = shf_scratch_bytes(d->dim, plan->acc_bytes, shf_plan_is_extreme(t), d->rows);
     bytes += at->scratch_bytes * plan->threads;
   }
   at->total = bytes;

@@ -1,6 +1,6 @@
 /* split.c: divides a stage among threads by entries, wherever groups begin and end, and joins the groups that it cut. */
+#define _GNU_SOURCE
 #include <omp.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -8,28 +8,14 @@
 
 /* ---- Threads ---- */
 
-/* A child process inherits the memory of the OpenMP runtime but not its threads; entering a parallel region there can wait
- * for them for ever. So a child of a process that has used threads here works with one. */
-static atomic_int used_threads, in_child;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-
-static void after_fork_in_child(void)
-{
-  if (atomic_load(&used_threads)) atomic_store(&in_child, 1);
-}
-
-static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
-
 void shf_plan_parallel(int threads, shf_task *task, void *context)
 {
-  if (threads == 1 || atomic_load_explicit(&in_child, memory_order_relaxed)) {
+  if (threads == 1 || shf_core_alone()) {
     unsigned mode = shf_core_fp_enter();
     for (int t = 0; t < threads; t++) task(context, t);
     shf_core_fp_leave(mode);
     return;
   }
-  pthread_once(&fork_once, watch_forks);
-  atomic_store_explicit(&used_threads, 1, memory_order_relaxed);
 #pragma omp parallel num_threads(threads)
   {
     unsigned mode = shf_core_fp_enter();
@@ -44,7 +30,7 @@ static int always_split(void)
   static atomic_int decided = -1;
   int value = atomic_load_explicit(&decided, memory_order_relaxed);
   if (value >= 0) return value;
-  const char *wish = getenv("SHEAF_TEST_SPLIT");
+  const char *wish = secure_getenv("SHEAF_TEST_SPLIT");
   value = wish && *wish == '1';
   atomic_store(&decided, value);
   return value;
@@ -237,6 +223,7 @@ static void run_groups(const split *s, int thread)
   const shf_stage *stage = s->stage;
   const boundary *from = &s->bounds[thread], *to = from + 1;
   int64_t per_problem = stage->job->groups, last_group = to->group + to->cut;
+  if (from->cut && from->entry == to->entry) return; /* both ends were moved to the same cut */
   for (int64_t p = from->group / per_problem; p < stage->batch && p * per_problem < last_group; p++) {
     int64_t base = problem_start(s, p), group_base = p * per_problem;
     shf_part part = {.problem = p, .scratch = stage->scratch + thread * stage->scratch_bytes};
@@ -297,7 +284,6 @@ static void join_share(void *context, int thread)
                    .group = b->group % stage->job->groups,
                    .slot = b->slot,
                    .chunks = (b->end - b->start + SHF_CHUNK - 1) / SHF_CHUNK,
-                   .entries = b->end - b->start,
                    .first_column = first,
                    .last_column = smaller(last, dim),
                    .scratch = stage->scratch + thread * stage->scratch_bytes};

@@ -59,6 +59,7 @@ compile_asan() {
 }
 
 export UBSAN_OPTIONS=print_stacktrace=1
+export LSAN_OPTIONS=suppressions=$PWD/tests/scripts/lsan_suppressions.txt:print_suppressions=0
 
 test_asan() {
   compile_asan && SHEAF_TEST_QUICK=1 ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 \

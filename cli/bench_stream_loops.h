@@ -1,0 +1,220 @@
+/* cli/bench_stream_loops.h: the loops of bench_stream.c, forced inline so that each instruction set gets them compiled for
+ * itself with hints and row sizes as constants. */
+#ifndef SHEAF_CLI_BENCH_STREAM_LOOPS_H
+#define SHEAF_CLI_BENCH_STREAM_LOOPS_H
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include "bench_stream.h"
+
+#define FORCED static inline __attribute__((always_inline))
+
+enum { LINE = 64 };
+
+/* One cache line, some parts of one; of any type and at any address. */
+typedef uint64_t line_words __attribute__((vector_size(64), may_alias, aligned(1)));
+typedef uint64_t half_words __attribute__((vector_size(32), may_alias, aligned(1)));
+typedef uint64_t pair_words __attribute__((vector_size(16), may_alias, aligned(1)));
+typedef uint64_t one_word __attribute__((may_alias, aligned(1)));
+typedef uint32_t half_word __attribute__((may_alias, aligned(1)));
+
+typedef enum fetch { FETCH_NONE, FETCH_L1, FETCH_L2, FETCH_ONCE, FETCH_WRITE } fetch;
+
+typedef struct way {
+  const char *name;
+  fetch hint;
+  int ahead; /* rows (gather, update) or lines (read, copy) between prefetch and use */
+  int group; /* rows whose prefetches are issued together, or LINEWISE; of copies and fills, the kind of stores */
+} way;
+
+enum { LINEWISE = 0 };                             /* a line is fetched for every line read, of a later row */
+enum { CACHED = 0, PAST_CACHES = 1, LIBRARY = 2 }; /* kinds of stores */
+
+/* ---- Lines and rows ------------------------------------------------------------------------------------------ */
+
+/* What one thread has to do. */
+typedef struct piece {
+  const stream_job *job;
+  const way *way;
+  int64_t from, to; /* rows of the index array, or bytes */
+} piece;
+
+/* Exclusive-or of everything that was read. */
+typedef struct folded {
+  line_words a, b, c, d;
+  half_words half;
+  pair_words pair;
+  uint64_t word;
+} folded;
+
+/* `hint` is a constant wherever this is inlined. */
+FORCED void fetch_line(const char *place, fetch hint)
+{
+  if (hint == FETCH_L1) __builtin_prefetch(place, 0, 3);
+  if (hint == FETCH_L2) __builtin_prefetch(place, 0, 2);
+  if (hint == FETCH_ONCE) __builtin_prefetch(place, 0, 0);
+  if (hint == FETCH_WRITE) __builtin_prefetch(place, 1, 3);
+}
+
+FORCED void fetch_row(const char *row, int64_t bytes, fetch hint)
+{
+  const char *end = row + bytes;
+  for (const char *line = row - ((uintptr_t)row & (LINE - 1)); line < end; line += LINE) fetch_line(line, hint);
+}
+
+/* The last bytes of a row, fewer than a line, as two pieces that may overlap. */
+FORCED void fold_short(folded *sum, const char *row, int64_t bytes)
+{
+  if (bytes >= 32) {
+    sum->half ^= *(const half_words *)row;
+    if (bytes > 32) sum->half ^= *(const half_words *)(row + bytes - 32);
+  } else if (bytes >= 16) {
+    sum->pair ^= *(const pair_words *)row;
+    if (bytes > 16) sum->pair ^= *(const pair_words *)(row + bytes - 16);
+  } else if (bytes >= 8) {
+    sum->word ^= *(const one_word *)row ^ *(const one_word *)(row + bytes - 8);
+  } else if (bytes >= 4) {
+    sum->word ^= (uint64_t)*(const half_word *)row + *(const half_word *)(row + bytes - 4);
+  } else {
+    for (int64_t i = 0; i < bytes; i++) sum->word ^= (uint64_t)row[i];
+  }
+}
+
+FORCED void fold_row(folded *sum, const char *row, int64_t bytes)
+{
+  int64_t at = 0;
+  for (; at + 4 * LINE <= bytes; at += 4 * LINE) {
+    sum->a ^= *(const line_words *)(row + at);
+    sum->b ^= *(const line_words *)(row + at + LINE);
+    sum->c ^= *(const line_words *)(row + at + 2 * LINE);
+    sum->d ^= *(const line_words *)(row + at + 3 * LINE);
+  }
+  for (; at + LINE <= bytes; at += LINE) sum->a ^= *(const line_words *)(row + at);
+  if (at == bytes) return;
+  if (at > 0) sum->b ^= *(const line_words *)(row + bytes - LINE);
+  else fold_short(sum, row, bytes);
+}
+
+/* `nothing` is zero, which the compiler does not know. */
+FORCED void update_row(char *row, int64_t bytes, uint64_t nothing)
+{
+  int64_t at = 0;
+  for (; at + LINE <= bytes; at += LINE) *(line_words *)(row + at) ^= nothing;
+  if (at + 32 <= bytes) *(half_words *)(row + at) ^= nothing, at += 32;
+  if (at + 16 <= bytes) *(pair_words *)(row + at) ^= nothing, at += 16;
+  if (at + 8 <= bytes) *(one_word *)(row + at) ^= nothing, at += 8;
+  if (at + 4 <= bytes) *(half_word *)(row + at) ^= (uint32_t)nothing, at += 4;
+  for (; at < bytes; at++) row[at] = (char)(row[at] ^ (char)nothing);
+}
+
+/* ---- The loops, with the hint a constant --------------------------------------------------------------------- */
+
+/* Line by line: loads and prefetches alternate, so that neither waits behind a burst of the other. Best for rows of a
+ * page and more. */
+FORCED void visit_rows_linewise(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint)
+{
+  const stream_job *job = p->job;
+  int64_t row_bytes = job->row_bytes;
+  for (int64_t n = p->from; n < p->to; n++) {
+    char *row = job->memory + job->indices[n] * job->stride;
+    int64_t later = n + p->way->ahead < p->to ? n + p->way->ahead : n;
+    const char *next = job->memory + job->indices[later] * job->stride;
+    for (int64_t at = 0; at < row_bytes; at += 4 * LINE) {
+      int64_t part = row_bytes - at < 4 * LINE ? row_bytes - at : 4 * LINE;
+      fetch_row(next + at, part, hint);
+      if (updates) update_row(row + at, part, nothing);
+      else fold_row(sum, row + at, part);
+    }
+  }
+}
+
+FORCED void visit_rows(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int64_t row_bytes)
+{
+  const stream_job *job = p->job;
+  const int64_t *indices = job->indices;
+  int64_t stride = job->stride, ahead = p->way->ahead, group = p->way->group;
+  for (int64_t n = p->from; hint != FETCH_NONE && n < p->from + ahead && n < p->to; n++)
+    fetch_row(job->memory + indices[n] * stride, row_bytes, hint);
+  for (int64_t first = p->from; first < p->to; first += group) {
+    int64_t next = first + ahead, next_end = next + group < p->to ? next + group : p->to;
+    int64_t end = first + group < p->to ? first + group : p->to;
+    for (int64_t n = next; hint != FETCH_NONE && n < next_end; n++)
+      fetch_row(job->memory + indices[n] * stride, row_bytes, hint);
+    for (int64_t n = first; n < end; n++) {
+      char *row = job->memory + indices[n] * stride;
+      if (updates) update_row(row, row_bytes, nothing);
+      else fold_row(sum, row, row_bytes);
+    }
+  }
+}
+
+/* The row sizes of the cases as constants too, which brings up to half as much again for rows of a line or two. */
+#define USUAL_ROW_BYTES(X) \
+  X(4) X(12) X(20) X(32) X(64) X(68) X(128) X(136) X(200) X(256) X(400) X(512) X(1024)
+
+FORCED void visit_rows_by_size(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint)
+{
+  switch (p->job->row_bytes) {
+#define X(bytes)                                          \
+  case bytes:                                             \
+    visit_rows(p, sum, nothing, updates, hint, bytes);    \
+    break;
+    USUAL_ROW_BYTES(X)
+#undef X
+  default:
+    visit_rows(p, sum, nothing, updates, hint, p->job->row_bytes);
+  }
+}
+
+FORCED void read_lines(const piece *p, folded *sum, fetch hint)
+{
+  const char *memory = p->job->memory;
+  int64_t ahead = p->way->ahead * LINE;
+  for (int64_t at = p->from; at < p->to; at += 4 * LINE) {
+    for (int64_t line = 0; line < 4 * LINE; line += LINE) fetch_line(memory + at + ahead + line, hint);
+    fold_row(sum, memory + at, p->to - at < 4 * LINE ? p->to - at : 4 * LINE);
+  }
+}
+
+FORCED void store_line(char *target, const line_words *line, int past_caches)
+{
+#if defined(__x86_64__)
+  if (past_caches) {
+    __m128i parts[4];
+    memcpy(parts, line, sizeof parts);
+    for (int i = 0; i < 4; i++) _mm_stream_si128((__m128i *)(void *)target + i, parts[i]);
+    return;
+  }
+#else
+  (void)past_caches;
+#endif
+  *(line_words *)target = *line;
+}
+
+/* Whole lines; the memory is aligned to them. */
+FORCED void copy_lines(const piece *p, fetch hint, int past_caches)
+{
+  const char *memory = p->job->memory;
+  int64_t ahead = p->way->ahead * LINE, last = p->to - (p->to - p->from) % LINE;
+  for (int64_t at = p->from; at < last; at += LINE) {
+    fetch_line(memory + at + ahead, hint);
+    line_words line = *(const line_words *)(memory + at);
+    store_line(p->job->target + at, &line, past_caches);
+  }
+}
+
+/* Not zeros, which memory may hold in shorter form. */
+enum { FILLING = 0x3c };
+
+FORCED void fill_lines(const piece *p, uint64_t nothing, int past_caches)
+{
+  line_words line = (line_words){0} ^ (nothing + 0x0101010101010101u * FILLING);
+  int64_t last = p->to - (p->to - p->from) % LINE;
+  for (int64_t at = p->from; at < last; at += LINE) store_line(p->job->memory + at, &line, past_caches);
+}
+
+#endif
