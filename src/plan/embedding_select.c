@@ -158,7 +158,7 @@ static void describe_operands(sheaf_plan *plan)
     SET(offsets, .need = SHF_REFUSED, .why = "the description says that bags are rows of a matrix");
   if (offsets)
     SET(offsets, .need = SHF_REQUIRED, .dtype = d->offset_dtype, .rows = d->bags + with_end, .columns = -1);
-  if (!d->weighted && bag && !max_backward) {
+  if (!d->weighted && !max_backward) {
     SET(weights, .need = SHF_REFUSED, .why = "the description is not weighted");
     SET(weights_grad, .need = SHF_REFUSED, .why = "the description is not weighted");
   }
