@@ -4,8 +4,8 @@
  *   - A function that can fail returns `sheaf_status`. On failure a sentence that names the values at fault is kept for
  *     the calling thread (`sheaf_last_error`), with the numbers in machine-readable form (`sheaf_last_error_info`).
  *   - All extents, positions and byte counts are 64-bit.
- *   - A struct that may grow starts with `struct_size`; initialise it with its SHEAF_..._INIT macro. Zero in every other
- *     field is a sensible default unless the field's comment says otherwise.
+ *   - A struct that may grow starts with `struct_size`; initialise it with its SHEAF_..._INIT macro. Zero in every
+ *     other field is a sensible default unless the field's comment says otherwise.
  *   - Every function may be called from any thread. Setters of global state say so.
  */
 #ifndef SHEAF_BASE_H
@@ -119,7 +119,8 @@ SHEAF_API const char *sheaf_dtype_name(sheaf_dtype dtype);
  * not valid or the product overflows. */
 SHEAF_API int64_t sheaf_dtype_row_bytes(sheaf_dtype dtype, int64_t dim);
 
-/* Conversions used by every kernel: exact to f32, to nearest (ties to even) from it, denormals kept, any NaN stays one. */
+/* Conversions used by every kernel: exact to f32, to nearest (ties to even) from it, denormals kept, any NaN stays
+ * one. */
 SHEAF_API float sheaf_f16_to_f32(uint16_t bits);
 SHEAF_API uint16_t sheaf_f32_to_f16(float value);
 SHEAF_API float sheaf_bf16_to_f32(uint16_t bits);
@@ -140,20 +141,20 @@ typedef struct sheaf_allocator {
 SHEAF_API sheaf_status sheaf_set_allocator(const sheaf_allocator *allocator);
 
 /* Memory for a large table: aligned to 2 MiB, huge pages advised, zero on first read. `*memory` is NULL for 0 bytes.
- * Free it with the same byte count. Any memory will do for a table; this kind is read up to 2.6 times as fast when rows
- * are fetched at random. */
+ * Free it with the same byte count. Any memory will do for a table; huge pages make rows at random places cheaper to
+ * reach. */
 SHEAF_API sheaf_status sheaf_table_alloc(size_t bytes, void **memory);
 SHEAF_API void sheaf_table_free(void *memory, size_t bytes);
 
 /* ---- Threads and CPU features -------------------------------------------------------------------------------- */
 
-/* The most threads any call may use; 0 restores the default (OpenMP's maximum). Affects the whole process. A plan's own
- * `threads` preference overrides it. Results never depend on it.
+/* The most threads any call may use; 0 restores the default (OpenMP's maximum). Affects the whole process. A plan's
+ * own `threads` preference overrides it. Results never depend on it.
  *
- * Threads are OpenMP's, made at the first large call; OpenMP ends the process when the system refuses to make them. A child
- * process (fork) inherits the runtime's memory but not its threads, and using them again could wait for ever, so a child
- * works with one thread until it calls sheaf_set_threads with a number, which it may do when its parent had not yet used
- * OpenMP, in Sheaf or elsewhere. */
+ * Threads are OpenMP's, made at the first large call; OpenMP ends the process when the system refuses to make them.
+ * A child process (fork) inherits the runtime's memory but not its threads, and using them again could wait for
+ * ever, so a child works with one thread until it calls sheaf_set_threads with a number, which it may do when its
+ * parent had not yet used OpenMP, in Sheaf or elsewhere. */
 SHEAF_API sheaf_status sheaf_set_threads(int threads);
 SHEAF_API int sheaf_threads(void);
 
@@ -166,9 +167,9 @@ SHEAF_API const char *sheaf_isa_name(sheaf_isa isa);
 /* The best set this CPU and this build have: AVX2 means AVX2, FMA and F16C; AVX512 means F, BW, DQ, VL on top. */
 SHEAF_API sheaf_isa sheaf_isa_best(void);
 
-/* The set that `select` takes by default: the best one, or the environment's SHEAF_ISA=scalar|avx2|avx512 read at first
- * use (a name that is unknown or not to be had is passed over), or what `sheaf_set_isa` said last. Asking for a set that is not there is UNAVAILABLE. Affects the whole process;
- * plans made before keep theirs. */
+/* The set that `select` takes by default: the best one, or the environment's SHEAF_ISA=scalar|avx2|avx512 read at
+ * first use (a name that is unknown or not to be had is passed over), or what `sheaf_set_isa` said last. Asking for
+ * a set that is not there is UNAVAILABLE. Affects the whole process; plans made before keep theirs. */
 SHEAF_API sheaf_isa sheaf_isa_current(void);
 SHEAF_API sheaf_status sheaf_set_isa(sheaf_isa isa);
 

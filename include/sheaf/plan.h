@@ -13,7 +13,8 @@
  * allocates nothing and takes no lock (OpenMP may, when it makes its threads). On the CPU a run that fails leaves its
  * outputs as they were. Options and operands that do not concern a kind are ignored unless a comment says otherwise.
  *
- * Extents are exact int64 up to 2^46. Letters used below: V rows and D columns of a table, N indices, B bags, S segments.
+ * Extents are exact int64 up to 2^46. Letters used below: V rows and D columns of a table, N indices, B bags, S
+ * segments.
  */
 #ifndef SHEAF_PLAN_H
 #define SHEAF_PLAN_H
@@ -72,12 +73,13 @@ SHEAF_API const char *sheaf_kind_name(sheaf_category category, uint16_t kind);
 
 /* ---- Options shared by both families ------------------------------------------------------------------------- */
 
-/* An index (segment id) that is negative or not below V (S). SKIP: the entry is left out as padding is and counted in the
- * report. ERROR: the run fails with INDEX_OUT_OF_RANGE and the text names the first one and how many there are. */
+/* An index (segment id) that is negative or not below V (S). SKIP: the entry is left out as padding is and counted
+ * in the report. ERROR: the run fails with INDEX_OUT_OF_RANGE and the text names the first one and how many there
+ * are. */
 typedef enum sheaf_bad_index { SHEAF_BAD_INDEX_SKIP = 0, SHEAF_BAD_INDEX_ERROR = 1 } sheaf_bad_index;
 
-/* What a run found about bad indices: set by every run that is given one and gets as far as looking at them (its operands,
- * offsets and order of ids are right). Positions count over all problems of a batch. */
+/* What a run found about bad indices: set by every run that is given one and gets as far as looking at them (its
+ * operands, offsets and order of ids are right). Positions count over all problems of a batch. */
 typedef struct sheaf_index_report {
   int64_t count;          /* bad entries */
   int64_t first_position; /* the first one, -1 when there is none */
@@ -129,16 +131,16 @@ typedef struct sheaf_embedding_desc {
 
 #define SHEAF_EMBEDDING_DESC_INIT SHEAF_INIT(sheaf_embedding_desc)
 
-/* X(operand), in the order in which they are checked. An operand that the kind does not list is ignored, so that one args
- * struct can serve forward and backward; weights without `weighted`, and offsets in matrix form, are refused. Shapes, with a
- * leading [batch] when desc.batch >= 1:
+/* X(operand), in the order in which they are checked. An operand that the kind does not list is ignored, so that one
+ * args struct can serve forward and backward; weights without `weighted`, and offsets in matrix form, are refused.
+ * Shapes, with a leading [batch] when desc.batch >= 1:
  *   table         [V, D] (quantised: u8 [V, sheaf_dtype_row_bytes])     kinds 0 2 3 6; 4 5 when weights_grad is wanted
  *   indices       any shape of N elements; [B, L] in matrix form         kinds 0 to 6
  *   offsets       [B] or [B + 1]                                         kinds 2 to 6 unless in matrix form
  *   weights       as indices, of the table's dtype (quantised: F32)      kinds 2 to 5 when weighted
  *   grad_out      [N, D] for kind 1 (any leading shape of N), else [B, D] kinds 1 4 5 7
- *   out           [N, D] for kind 0 (any leading shape of N), else [B, D] kinds 0 2 3 6; 5: the forward output (of the whole
- *                                                                         table), read, when weights_grad is wanted
+ *   out           [N, D] for kind 0 (any leading shape of N), else [B, D] kinds 0 2 3 6; 5: the forward output of the
+ *                                                                         whole table, read when weights_grad is wanted
  *   arg           [B, D] of index_dtype: row that gave the maximum, or -1 kind 6: written, optional; kind 7: read
  *   table_grad    [V, D]                                                 kinds 1 7; 4 5 optional
  *   weights_grad  as weights, always overwritten                         kinds 4 5, optional, when weighted */
@@ -159,8 +161,8 @@ typedef struct sheaf_embedding_args {
 
 /* ---- Segment family ------------------------------------------------------------------------------------------ */
 
-/* What a segment without rows gives. NEUTRAL: 0 for sum, mean, max and min, 1 for prod. IDENTITY: 0 for sum, 1 for prod,
- * NaN for mean, -inf for max, +inf for min. */
+/* What a segment without rows gives. NEUTRAL: 0 for sum, mean, max and min, 1 for prod. IDENTITY: 0 for sum, 1 for
+ * prod, NaN for mean, -inf for max, +inf for min. */
 typedef enum sheaf_empty { SHEAF_EMPTY_NEUTRAL = 0, SHEAF_EMPTY_IDENTITY = 1 } sheaf_empty;
 
 /* Who gets the gradient of a maximum (minimum) that several rows share: the first, or all in equal parts. */
@@ -240,8 +242,8 @@ typedef struct sheaf_sku {
   char name[64]; /* "bag_sum.f16.i64/cpu.avx512" */
 } sheaf_sku;
 
-/* Every kernel of this build, whether or not this machine can run it: `available` (optional) says so. INVALID_PROBLEM when
- * `position` is not below the count. */
+/* Every kernel of this build, whether or not this machine can run it: `available` (optional) says so.
+ * INVALID_PROBLEM when `position` is not below the count. */
 SHEAF_API int64_t sheaf_kernel_count(void);
 SHEAF_API sheaf_status sheaf_kernel_at(int64_t position, sheaf_sku *sku, int *available);
 
@@ -262,8 +264,8 @@ typedef struct sheaf_preference {
 #define SHEAF_PREFERENCE_INIT SHEAF_INIT(sheaf_preference)
 
 /* Chooses a kernel. Fails with UNSUPPORTED when the op does not take the element type, then INVALID_PROBLEM when the
- * description contradicts itself, then UNSUPPORTED when no kernel fits, giving each candidate's reason. `preference` may be
- * NULL. `*plan` is NULL on failure. */
+ * description contradicts itself, then UNSUPPORTED when no kernel fits, giving each candidate's reason. `preference`
+ * may be NULL. `*plan` is NULL on failure. */
 SHEAF_API sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const sheaf_preference *preference,
                                               sheaf_plan **plan);
 SHEAF_API sheaf_status sheaf_segment_select(const sheaf_segment_desc *desc, const sheaf_preference *preference,
@@ -279,27 +281,27 @@ SHEAF_API size_t sheaf_plan_workspace_size(const sheaf_plan *plan);
 SHEAF_API sheaf_sku sheaf_plan_sku(const sheaf_plan *plan);
 SHEAF_API sheaf_guarantee sheaf_plan_precision_guarantee(const sheaf_plan *plan);
 
-/* Whether run would accept these operands, without touching their data: device, dtype and shape of each in operand order
- * (INVALID_PROBLEM), then the length of each (BUFFER_TOO_SMALL), then alignment (MISALIGNED), then outputs that share memory
- * with another operand (INVALID_PROBLEM). */
+/* Whether run would accept these operands, without touching their data: device, dtype and shape of each in operand
+ * order (INVALID_PROBLEM), then the length of each (BUFFER_TOO_SMALL), then alignment (MISALIGNED), then outputs
+ * that share memory with another operand (INVALID_PROBLEM). */
 SHEAF_API sheaf_status sheaf_embedding_can_implement(const sheaf_plan *plan, const sheaf_embedding_args *args);
 SHEAF_API sheaf_status sheaf_segment_can_implement(const sheaf_plan *plan, const sheaf_segment_args *args);
 
 /* Runs the plan. Checks as can_implement does, then the workspace, then the values of offsets, sorted ids and (under
  * SHEAF_BAD_INDEX_ERROR) indices; only then writes. `stream` is the device's stream, NULL on the CPU. */
-SHEAF_API sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
-                                           const sheaf_embedding_args *args);
+SHEAF_API sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes,
+                                           void *stream, const sheaf_embedding_args *args);
 SHEAF_API sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
                                          const sheaf_segment_args *args);
 
 /* ---- Grouping ------------------------------------------------------------------------------------------------ */
 
-/* Backward of lookups and bags, and unsorted segment reductions, need the entries grouped by row. A run does that in its
- * workspace; when several runs share one batch of indices, do it once: build the grouping into memory of your own (64-byte
- * aligned, sheaf_grouping_size bytes) and set args.grouping (and desc.grouping_given, for a smaller workspace). It depends
- * on indices, offsets and the description (rows, range, padding, weighted or not), not on tables or gradients; run refuses
- * a grouping made for another description. 0 bytes for a plan that needs none. Of args only indices, offsets (arg for
- * kind 7; ids) and report are looked at. */
+/* Backward of lookups and bags, and unsorted segment reductions, need the entries grouped by row. A run does that in
+ * its workspace; when several runs share one batch of indices, do it once: build the grouping into memory of your
+ * own (64-byte aligned, sheaf_grouping_size bytes) and set args.grouping (and desc.grouping_given, for a smaller
+ * workspace). It depends on indices, offsets and the description (rows, range, padding, weighted or not), not on
+ * tables or gradients; run refuses a grouping made for another description. 0 bytes for a plan that needs none. Of
+ * args only indices, offsets (arg for kind 7; ids) and report are looked at. */
 SHEAF_API size_t sheaf_grouping_size(const sheaf_plan *plan);
 SHEAF_API sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *grouping, size_t grouping_bytes,
                                                       void *stream, const sheaf_embedding_args *args);
@@ -308,8 +310,8 @@ SHEAF_API sheaf_status sheaf_segment_grouping_build(const sheaf_plan *plan, void
 
 /* ---- Quantised rows ------------------------------------------------------------------------------------------ */
 
-/* Packs f32 rows [V, D] into u8 rows [V, sheaf_dtype_row_bytes(dtype, D)] of INT8 or INT4. A row with NaN or infinity is
- * INVALID_PROBLEM naming the row, and nothing is written. */
+/* Packs f32 rows [V, D] into u8 rows [V, sheaf_dtype_row_bytes(dtype, D)] of INT8 or INT4. A row with NaN or
+ * infinity is INVALID_PROBLEM naming the row, and nothing is written. */
 SHEAF_API sheaf_status sheaf_quantize_rows(sheaf_dtype dtype, const sheaf_operand *rows, const sheaf_operand *packed);
 
 /* Unpacks them again into f32 rows; D is taken from `rows`. */

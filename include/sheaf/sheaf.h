@@ -1,5 +1,5 @@
-/* sheaf/sheaf.h: everything. Sheaf computes on embedding tables: row lookup, embedding bags and segment reductions, forward
- * and backward, with the same bits on every instruction set and for every number of threads.
+/* sheaf/sheaf.h: everything. Sheaf computes on embedding tables: row lookup, embedding bags and segment reductions,
+ * forward and backward, with the same bits on every instruction set and for every number of threads.
  *
  *   base.h    status codes, errors, element types, memory, threads, CPU features
  *   tensor.h  how memory is handed in: DLPack tensors

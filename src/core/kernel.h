@@ -1,14 +1,14 @@
-/* core/kernel.h: the contract between plans and kernels: what a kernel is given, what it may assume, what it is called.
+/* core/kernel.h: the contract between plans and kernels: what a kernel is given, what it may assume, what it is
+ * called.
  *
- * A run is one or more stages. A stage divides its entries (indices, rows, grouped positions) among threads; each thread
- * calls the kernel with one `shf_part` per problem of the batch that it has a share in. Plans have checked everything:
- * shapes, lengths, offsets, sortedness. Kernels compute; they neither fail nor report.
+ * A run is one or more stages. A stage divides its entries (indices, rows, grouped positions) among threads; each
+ * thread calls the kernel with one `shf_part` per problem of the batch that it has a share in. Plans have checked
+ * everything: shapes, lengths, offsets, sortedness. Kernels compute; they neither fail nor report.
  *
- * Reductions follow one order, whoever does the adding: a tree of fan-in SHF_FAN_IN over a group's places. Two levels of it,
- * SHF_CHUNK places, are one term of the levels above. A group (bag, segment, table row) that spans several parts is *cut*
- * at multiples of SHF_CHUNK from its start: each chunk's term goes to a slot in `partials`, and after a barrier the join
- * stage adds the slots in order. The cuts depend on threads; the sums do not.
- */
+ * Reductions follow one order, whoever does the adding: a tree of fan-in SHF_FAN_IN over a group's places. Two
+ * levels of it, SHF_CHUNK places, are one term of the levels above. A group (bag, segment, table row) that spans
+ * several parts is *cut* at multiples of SHF_CHUNK from its start: each chunk's term goes to a slot in `partials`,
+ * and after a barrier the join stage adds the slots in order. The cuts depend on threads; the sums do not. */
 #ifndef SHF_CORE_KERNEL_H
 #define SHF_CORE_KERNEL_H
 
@@ -26,8 +26,8 @@ typedef struct shf_matrix {
   int64_t batch_stride;
 } shf_matrix;
 
-/* Entries grouped by key, stable: sorted (key << shift | payload). The key is problem * keys + row or segment; the payload
- * is the entry's position in its problem, or its bag where only that matters. */
+/* Entries grouped by key, stable: sorted (key << shift | payload). The key is problem * keys + row or segment; the
+ * payload is the entry's position in its problem, or its bag where only that matters. */
 typedef struct shf_grouped {
   const uint64_t *entries;      /* NULL: this job is not grouped */
   const int64_t *problem_start; /* batch + 1 places in entries */
@@ -70,32 +70,33 @@ typedef struct shf_job {
   shf_grouped grouped;
   /* options */
   int offsets_wide, offsets_end;
-  int64_t columns;    /* > 0: groups and payloads are cells of rows this wide, and dim is 1 (max backward) */
-  int stream;         /* apply: the output is too large for the cache and is stored past it */
-  int fill;           /* groups without entries are written too */
-  int accumulate;     /* add to what the target holds */
-  int mean;           /* table gradient: divide by counts[bag] */
-  int by_frequency;   /* table gradient: divide by the group's number of entries */
-  int target_is_acc;  /* target rows are acc, not elements */
-  int arg_wide;       /* arg is 64-bit */
-  int count_ties;     /* extremes: write the number of equal extremes to `counts` instead of arg */
+  int64_t columns;   /* > 0: groups and payloads are cells of rows this wide, and dim is 1 (max backward) */
+  int stream;        /* apply: the output is too large for the cache and is stored past it */
+  int fill;          /* groups without entries are written too */
+  int accumulate;    /* add to what the target holds */
+  int mean;          /* table gradient: divide by counts[bag] */
+  int by_frequency;  /* table gradient: divide by the group's number of entries */
+  int target_is_acc; /* target rows are acc, not elements */
+  int arg_wide;      /* arg is 64-bit */
+  int count_ties;    /* extremes: write the number of equal extremes to `counts` instead of arg */
   sheaf_dtype out_dtype;
   shf_transform transform;
-  double empty;       /* what a group without entries is filled with */
+  double empty; /* what a group without entries is filled with */
   /* memory of the stage */
   char *partials;
   int64_t slot_bytes;
 } shf_job;
 
-/* One thread's share of one problem. Entries and groups count within the problem (grouped: within its grouped entries). */
+/* One thread's share of one problem. Entries and groups count within the problem (grouped: within its grouped
+ * entries). */
 typedef struct shf_part {
   int64_t problem;
   int64_t first_entry, last_entry; /* last is exclusive */
   int64_t first_group, last_group; /* groups that are written or, at the ends, cut */
-  int64_t head_start;              /* where the group at first_entry begins; less than first_entry when it is cut there */
-  int64_t tail_end;                /* where the last group ends; more than last_entry when it is cut there */
-  int64_t head_slot, tail_slot;    /* slot of chunk 0 of the group that is cut at either end */
-  char *scratch;                   /* this thread's, shf_scratch_bytes */
+  int64_t head_start;           /* where the group at first_entry begins; less than first_entry when it is cut there */
+  int64_t tail_end;             /* where the last group ends; more than last_entry when it is cut there */
+  int64_t head_slot, tail_slot; /* slot of chunk 0 of the group that is cut at either end */
+  char *scratch;                /* this thread's, shf_scratch_bytes */
 } shf_part;
 
 /* A cut group, for the join: columns first_column .. last_column - 1 of it. */

@@ -49,8 +49,8 @@ sheaf_status shf_core_no_memory(const char *what, size_t bytes)
   return shf_core_fail(SHEAF_OUT_OF_MEMORY, "%s needs %zu bytes, which could not be allocated", what, bytes);
 }
 
-/* Large memory from the default allocator is fresh from the kernel and therefore zero; other memory is cleared here, since
- * the promise is the same for every allocator. */
+/* Large memory from the default allocator is fresh from the kernel and therefore zero; other memory is cleared here,
+ * since the promise is the same for every allocator. */
 sheaf_status sheaf_table_alloc(size_t bytes, void **memory)
 {
   SHF_REQUIRE(memory, INVALID_PROBLEM, "sheaf_table_alloc: memory is NULL");
@@ -58,7 +58,8 @@ sheaf_status sheaf_table_alloc(size_t bytes, void **memory)
   if (bytes == 0) return SHEAF_OK;
   if (bytes > SIZE_MAX / 2) return shf_core_no_memory("a table", bytes);
   if (current_allocator.allocate == default_allocate) {
-    /* One huge page more than asked for, so that an aligned piece of the wanted length lies inside; the ends go back. */
+    /* One huge page more than asked for, so that an aligned piece of the wanted length lies inside; the ends go
+     * back. */
     size_t wanted = round_up(bytes, HUGE_PAGE), mapped = wanted + HUGE_PAGE;
     char *base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return shf_core_no_memory("a table", bytes);

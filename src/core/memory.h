@@ -4,8 +4,8 @@
 
 #include "core/status.h"
 
-/* Uninitialised memory from the allocator hook, aligned to 64 bytes; NULL when there is none or when bytes is 0. Release it
- * with the same byte count. Callers report OUT_OF_MEMORY in their own words, or with shf_core_no_memory. */
+/* Uninitialised memory from the allocator hook, aligned to 64 bytes; NULL when there is none or when bytes is 0.
+ * Release it with the same byte count. Callers report OUT_OF_MEMORY in their own words, or with shf_core_no_memory. */
 void *shf_core_alloc(size_t bytes);
 void shf_core_free(void *memory, size_t bytes);
 

@@ -11,15 +11,15 @@ sheaf_status shf_core_fail_info(const sheaf_error_info *info, const char *format
     __attribute__((cold, format(printf, 2, 3)));
 
 /* SHF_REQUIRE(condition, STATUS, "format", ...): returns from the calling function when the condition does not hold. */
-#define SHF_REQUIRE(condition, status, ...)                                                       \
-  do {                                                                                            \
+#define SHF_REQUIRE(condition, status, ...)                                                   \
+  do {                                                                                        \
     if (__builtin_expect(!(condition), 0)) return shf_core_fail(SHEAF_##status, __VA_ARGS__); \
   } while (0)
 
 /* SHF_TRY(call): returns its status from the calling function unless it is OK. */
-#define SHF_TRY(call)                                             \
-  do {                                                            \
-    sheaf_status try_status = (call);                             \
+#define SHF_TRY(call)                                                   \
+  do {                                                                  \
+    sheaf_status try_status = (call);                                   \
     if (__builtin_expect(try_status != SHEAF_OK, 0)) return try_status; \
   } while (0)
 

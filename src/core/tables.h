@@ -1,12 +1,14 @@
-/* core/tables.h: the lists that kernels are stamped from and found by. A new element type or instruction set is one line
- * here, one vec_<isa>.h or ELEMENT_... of its own, and one small file per pair in kernels/cpu. */
+/* core/tables.h: the lists that kernels are stamped from and found by. A new element type or instruction set is one
+ * line here, one vec_<isa>.h or ELEMENT_... of its own, and one small file per pair in kernels/cpu. */
 #ifndef SHF_CORE_TABLES_H
 #define SHF_CORE_TABLES_H
 
 #include "core/kernel.h"
 
 /* X(isa, element, rows): the row tables, one per kernel file. Best instruction set first. */
-#define SHF_ELEMENTS(X, isa) X(isa, f32, 56) X(isa, f64, 56) X(isa, f16, 56) X(isa, bf16, 56) X(isa, int8, 8) X(isa, int4, 8)
+#define SHF_ELEMENTS(X, isa)                                          \
+  X(isa, f32, 56) X(isa, f64, 56) X(isa, f16, 56) X(isa, bf16, 56)    \
+  X(isa, int8, 8) X(isa, int4, 8)
 #if SHF_HAVE_X86
 #define SHF_ROW_TABLES(X) SHF_ELEMENTS(X, avx512) SHF_ELEMENTS(X, avx2) SHF_ELEMENTS(X, scalar)
 #else

@@ -59,7 +59,8 @@ sheaf_status shf_plan_preference(const sheaf_preference *given, sheaf_preference
 static const char *refusal(const sheaf_plan *plan, const shf_kernel_row *row, const sheaf_preference *preference,
                            char *buffer, size_t size)
 {
-  if (preference->kernel && strcmp(preference->kernel, shf_plan_sku_of(row).name) != 0) return "another one was asked for";
+  if (preference->kernel && strcmp(preference->kernel, shf_plan_sku_of(row).name) != 0)
+    return "another one was asked for";
   if ((int)row->arch > (int)sheaf_isa_best()) return "this CPU lacks the instructions";
   if (!preference->kernel && (int)row->arch > (int)sheaf_isa_current()) return "a lower instruction set is set";
   if (preference->backend == SHEAF_BACKEND_CUB) return "its backend is Bespoke, Cub was required";

@@ -87,26 +87,27 @@ static void index_job(const run *r, shf_job *job)
   int matrix = d->bag_form == SHEAF_BAGS_MATRIX;
   int keeps_padding = d->kind == SHEAF_LOOKUP && d->padding == SHEAF_PADDING_ROW;
   *job = (shf_job){.dim = d->dim,
-                 .entries = d->indices,
-                 .groups = d->bags,
-                 .bag_length = matrix ? (d->bags ? d->indices / d->bags : 0) : -1,
-                 .rows = d->rows,
-                 .row_bytes = r->plan->row_bytes,
-                 .row_begin = d->row_begin,
-                 .total_rows = d->total_rows,
-                 .padding = d->has_padding && !keeps_padding ? d->padding_idx : -1,
-                 .index = operand(r, SHF_EMBEDDING_indices),
-                 .offsets = operand(r, SHF_EMBEDDING_offsets),
-                 .weights = operand(r, SHF_EMBEDDING_weights),
-                 .offsets_wide = d->offset_dtype == SHEAF_I64,
-                 .offsets_end = d->bag_form == SHEAF_BAGS_OFFSETS_END,
-                 .out_dtype = d->out_dtype,
-                 .mean = d->kind == SHEAF_BAG_MEAN || d->kind == SHEAF_BAG_MEAN_BACKWARD,
-                 .partials = r->workspace + r->plan->layout.partials,
-                 .slot_bytes = r->plan->layout.slot_bytes};
+                   .entries = d->indices,
+                   .groups = d->bags,
+                   .bag_length = matrix ? (d->bags ? d->indices / d->bags : 0) : -1,
+                   .rows = d->rows,
+                   .row_bytes = r->plan->row_bytes,
+                   .row_begin = d->row_begin,
+                   .total_rows = d->total_rows,
+                   .padding = d->has_padding && !keeps_padding ? d->padding_idx : -1,
+                   .index = operand(r, SHF_EMBEDDING_indices),
+                   .offsets = operand(r, SHF_EMBEDDING_offsets),
+                   .weights = operand(r, SHF_EMBEDDING_weights),
+                   .offsets_wide = d->offset_dtype == SHEAF_I64,
+                   .offsets_end = d->bag_form == SHEAF_BAGS_OFFSETS_END,
+                   .out_dtype = d->out_dtype,
+                   .mean = d->kind == SHEAF_BAG_MEAN || d->kind == SHEAF_BAG_MEAN_BACKWARD,
+                   .partials = r->workspace + r->plan->layout.partials,
+                   .slot_bytes = r->plan->layout.slot_bytes};
 }
 
-static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join, int64_t bytes)
+static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join,
+                      int64_t bytes)
 {
   shf_stage stage = {.job = job,
                      .axis = axis,
@@ -214,7 +215,8 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
     job.entries = d->bags * d->dim;
     job.groups = d->rows * d->dim;
   }
-  int64_t bytes = job.entries * (8 + sheaf_dtype_row_bytes(d->dtype, job.dim)) + (job.fill ? job.groups * r->plan->row_bytes : 0);
+  int64_t bytes =
+      job.entries * (8 + sheaf_dtype_row_bytes(d->dtype, job.dim)) + (job.fill ? job.groups * r->plan->row_bytes : 0);
   run_stage(r, &job, SHF_BY_GROUPED, r->plan->row->reduce, r->plan->row->join, bytes);
 }
 
@@ -255,7 +257,8 @@ sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t
   r.args = args;
   r.workspace = workspace ? workspace : shf_plan_nowhere;
   SHF_TRY(bind(&r));
-  SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
+  SHF_TRY(
+      shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
   SHF_TRY(check_values(&r));
   if (r.desc->dim == 0 && !r.bound.given[SHF_EMBEDDING_weights_grad]) return SHEAF_OK; /* no element to write */
@@ -296,7 +299,8 @@ sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *groupi
     if (plan->spec[wanted[i]].need != SHF_REQUIRED) continue;
     SHF_TRY(shf_plan_bind_input(plan, wanted[i], &operands_of(args)[wanted[i]], &r.bound));
   }
-  SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec), SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec),
+                                SHEAF_BUFFER_TOO_SMALL));
   SHF_TRY(check_values(&r));
   spec.index = operand(&r, wanted[0]);
   spec.offsets = operand(&r, SHF_EMBEDDING_offsets);

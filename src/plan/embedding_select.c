@@ -25,13 +25,15 @@ static int is_index(sheaf_dtype dtype) { return dtype == SHEAF_I32 || dtype == S
 static sheaf_status check_types(sheaf_embedding_desc *d)
 {
   const char *op = sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)d->kind);
-  SHF_REQUIRE(op && (unsigned)d->kind <= UINT16_MAX, INVALID_PROBLEM, "kind %d: the embedding family has 0 to 7", (int)d->kind);
+  SHF_REQUIRE(op && (unsigned)d->kind <= UINT16_MAX, INVALID_PROBLEM, "kind %d: the embedding family has 0 to 7",
+              (int)d->kind);
   SHF_REQUIRE(d->dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: dtype is not set", op);
   SHF_REQUIRE(d->index_dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: index_dtype is not set", op);
   SHF_REQUIRE(is_float(d->dtype) || is_quantised(d->dtype), UNSUPPORTED,
-              "%s of %s (%d): tables are f32, f64, f16, bf16, int8 or int4", op, sheaf_dtype_name(d->dtype), (int)d->dtype);
-  SHF_REQUIRE(is_float(d->dtype) || !is_backward(d->kind), UNSUPPORTED, "%s of %s: a quantised table has no gradient", op,
-              sheaf_dtype_name(d->dtype));
+              "%s of %s (%d): tables are f32, f64, f16, bf16, int8 or int4", op, sheaf_dtype_name(d->dtype),
+              (int)d->dtype);
+  SHF_REQUIRE(is_float(d->dtype) || !is_backward(d->kind), UNSUPPORTED, "%s of %s: a quantised table has no gradient",
+              op, sheaf_dtype_name(d->dtype));
   SHF_REQUIRE(is_index(d->index_dtype), UNSUPPORTED, "%s with indices of %s (%d): i32 and i64 are supported", op,
               sheaf_dtype_name(d->index_dtype), (int)d->index_dtype);
   if (d->offset_dtype == SHEAF_DTYPE_NONE) d->offset_dtype = d->index_dtype;
@@ -41,7 +43,8 @@ static sheaf_status check_types(sheaf_embedding_desc *d)
   int out_fits = is_quantised(d->dtype)
                      ? d->out_dtype == SHEAF_F32 || d->out_dtype == SHEAF_F16 || d->out_dtype == SHEAF_BF16
                      : d->out_dtype == d->dtype;
-  SHF_REQUIRE(out_fits, UNSUPPORTED, "%s of %s into %s: %s", op, sheaf_dtype_name(d->dtype), sheaf_dtype_name(d->out_dtype),
+  SHF_REQUIRE(out_fits, UNSUPPORTED, "%s of %s into %s: %s", op, sheaf_dtype_name(d->dtype),
+              sheaf_dtype_name(d->out_dtype),
               is_quantised(d->dtype) ? "the output is f32, f16 or bf16" : "the output has the table's type");
   return SHEAF_OK;
 }
@@ -49,8 +52,9 @@ static sheaf_status check_types(sheaf_embedding_desc *d)
 static sheaf_status check_flags(const sheaf_embedding_desc *d)
 {
   SHF_REQUIRE(d->has_padding <= 1 && d->weighted <= 1 && d->scale_grad_by_freq <= 1 && d->grouping_given <= 1,
-              INVALID_PROBLEM, "has_padding %d, weighted %d, scale_grad_by_freq %d, grouping_given %d: flags are 0 or 1",
-              d->has_padding, d->weighted, d->scale_grad_by_freq, d->grouping_given);
+              INVALID_PROBLEM,
+              "has_padding %d, weighted %d, scale_grad_by_freq %d, grouping_given %d: flags are 0 or 1", d->has_padding,
+              d->weighted, d->scale_grad_by_freq, d->grouping_given);
   SHF_REQUIRE((unsigned)d->bag_form <= SHEAF_BAGS_MATRIX, INVALID_PROBLEM, "bag_form is %d", (int)d->bag_form);
   SHF_REQUIRE((unsigned)d->padding <= SHEAF_PADDING_ROW, INVALID_PROBLEM, "padding is %d", (int)d->padding);
   SHF_REQUIRE((unsigned)d->bad_index <= SHEAF_BAD_INDEX_ERROR, INVALID_PROBLEM, "bad_index is %d", (int)d->bad_index);
@@ -62,9 +66,10 @@ static sheaf_status check_flags(const sheaf_embedding_desc *d)
 static sheaf_status check_product(const char *what, int64_t a, int64_t b, int64_t batch)
 {
   int64_t product = 64;
-  SHF_REQUIRE(shf_plan_multiply(&product, a + 1) && shf_plan_multiply(&product, b + 1) && shf_plan_multiply(&product, batch),
-              INVALID_PROBLEM, "%s: %" PRId64 " x %" PRId64 " in %" PRId64 " problems is more than Sheaf can count (2^57)", what, a, b,
-              batch);
+  SHF_REQUIRE(
+      shf_plan_multiply(&product, a + 1) && shf_plan_multiply(&product, b + 1) && shf_plan_multiply(&product, batch),
+      INVALID_PROBLEM, "%s: %" PRId64 " x %" PRId64 " in %" PRId64 " problems is more than Sheaf can count (2^57)",
+      what, a, b, batch);
   return SHEAF_OK;
 }
 
@@ -80,8 +85,8 @@ static sheaf_status check_extents(sheaf_embedding_desc *d, int64_t batch)
                   d->bags <= SHF_MAX_EXTENT && d->batch <= SHF_MAX_EXTENT && d->total_rows <= SHF_MAX_EXTENT &&
                   d->row_begin <= SHF_MAX_EXTENT,
               INVALID_PROBLEM,
-              "rows %" PRId64 ", dim %" PRId64 ", indices %" PRId64 ", bags %" PRId64 ", batch %" PRId64 ", row_begin %" PRId64
-              ", total_rows %" PRId64 ": none may exceed 2^46",
+              "rows %" PRId64 ", dim %" PRId64 ", indices %" PRId64 ", bags %" PRId64 ", batch %" PRId64
+              ", row_begin %" PRId64 ", total_rows %" PRId64 ": none may exceed 2^46",
               d->rows, d->dim, d->indices, d->bags, d->batch, d->row_begin, d->total_rows);
   if (d->total_rows == 0) {
     SHF_REQUIRE(d->row_begin == 0, INVALID_PROBLEM, "row_begin is %" PRId64 " but total_rows is 0 (a whole table)",
@@ -109,7 +114,8 @@ static sheaf_status check_bags(sheaf_embedding_desc *d)
     d->indices = 0;
     return SHEAF_OK;
   }
-  SHF_REQUIRE(d->bags > 0 || d->indices == 0, INVALID_PROBLEM, "%" PRId64 " indices, but no bag to hold them", d->indices);
+  SHF_REQUIRE(d->bags > 0 || d->indices == 0, INVALID_PROBLEM, "%" PRId64 " indices, but no bag to hold them",
+              d->indices);
   SHF_REQUIRE(d->bag_form != SHEAF_BAGS_MATRIX || d->bags == 0 || d->indices % d->bags == 0, INVALID_PROBLEM,
               "%" PRId64 " indices do not fill a matrix of %" PRId64 " bags", d->indices, d->bags);
   return SHEAF_OK;
@@ -143,31 +149,32 @@ static void describe_operands(sheaf_plan *plan)
 #define SHEAF_X(operand) spec[SHF_EMBEDDING_##operand].name = #operand;
   SHEAF_EMBEDDING_OPERAND_LIST(SHEAF_X)
 #undef SHEAF_X
-#define SET(operand, ...)                                                                                     \
-  do {                                                                                                        \
-    const char *name = spec[SHF_EMBEDDING_##operand].name;                                                    \
-    spec[SHF_EMBEDDING_##operand] = (shf_operand_spec){__VA_ARGS__};                                          \
-    spec[SHF_EMBEDDING_##operand].name = name;                                                                \
+#define SET(operand, ...)                                            \
+  do {                                                               \
+    const char *name = spec[SHF_EMBEDDING_##operand].name;           \
+    spec[SHF_EMBEDDING_##operand] = (shf_operand_spec){__VA_ARGS__}; \
+    spec[SHF_EMBEDDING_##operand].name = name;                       \
   } while (0)
   if (!backward || weights_grad)
-    SET(table, .need = backward ? SHF_WITH_WEIGHTS_GRAD : SHF_REQUIRED, .dtype = d->dtype, .rows = d->rows, .columns = packed);
+    SET(table, .need = backward ? SHF_WITH_WEIGHTS_GRAD : SHF_REQUIRED, .dtype = d->dtype, .rows = d->rows,
+        .columns = packed);
   if (!max_backward)
     SET(indices, .need = SHF_REQUIRED, .dtype = d->index_dtype, .rows = d->indices, .columns = -1, .free_shape = 1,
         .matrix = bag && !offsets, .matrix_rows = d->bags);
   if (bag && !max_backward && !offsets)
-    SET(offsets, .need = SHF_REFUSED, .why = "the description says that bags are rows of a matrix");
-  if (offsets)
-    SET(offsets, .need = SHF_REQUIRED, .dtype = d->offset_dtype, .rows = d->bags + with_end, .columns = -1);
+    SET(offsets, .need = SHF_REFUSED, .why = "bag_form says that bags are rows of a matrix");
+  if (offsets) SET(offsets, .need = SHF_REQUIRED, .dtype = d->offset_dtype, .rows = d->bags + with_end, .columns = -1);
   if (!d->weighted && !max_backward) {
-    SET(weights, .need = SHF_REFUSED, .why = "the description is not weighted");
-    SET(weights_grad, .need = SHF_REFUSED, .why = "the description is not weighted");
+    SET(weights, .need = SHF_REFUSED, .why = "the description is not weighted (weighted is 0)");
+    SET(weights_grad, .need = SHF_REFUSED, .why = "the description is not weighted (weighted is 0)");
   }
   if (d->weighted)
     SET(weights, .need = SHF_REQUIRED, .dtype = weight_dtype, .rows = d->indices, .columns = -1, .free_shape = 1);
   if (backward)
     SET(grad_out, .need = SHF_REQUIRED, .dtype = d->dtype, .rows = out_rows, .columns = d->dim, .free_shape = !bag);
   if (!backward)
-    SET(out, .need = SHF_REQUIRED, .output = 1, .dtype = d->out_dtype, .rows = out_rows, .columns = d->dim, .free_shape = !bag);
+    SET(out, .need = SHF_REQUIRED, .output = 1, .dtype = d->out_dtype, .rows = out_rows, .columns = d->dim,
+        .free_shape = !bag);
   if (d->kind == SHEAF_BAG_MEAN_BACKWARD && d->weighted)
     SET(out, .need = SHF_WITH_WEIGHTS_GRAD, .dtype = d->dtype, .rows = out_rows, .columns = d->dim);
   if (d->kind == SHEAF_BAG_MAX || max_backward)
@@ -238,7 +245,8 @@ static sheaf_status lay_out(sheaf_plan *plan)
   return SHEAF_OK;
 }
 
-sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const sheaf_preference *preference, sheaf_plan **plan)
+sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const sheaf_preference *preference,
+                                    sheaf_plan **plan)
 {
   SHF_REQUIRE(plan, INVALID_PROBLEM, "sheaf_embedding_select: plan is NULL");
   *plan = NULL;

@@ -1,5 +1,5 @@
-/* grouping.c: groups entries by row: a stable, parallel radix sort of (row, position) packed into 64 bits, over the bits of
- * the row only. Padding, bad entries and rows held elsewhere are dropped on the way in. */
+/* grouping.c: groups entries by row: a stable, parallel radix sort of (row, position) packed into 64 bits, over the
+ * bits of the row only. Padding, bad entries and rows held elsewhere are dropped on the way in. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -33,12 +33,16 @@ static int passes_of(const shf_grouping_spec *spec)
   return passes ? passes : 1;
 }
 
-static int digit_bits(const shf_grouping_spec *spec) { return (key_bits(spec) + passes_of(spec) - 1) / passes_of(spec); }
+static int digit_bits(const shf_grouping_spec *spec)
+{
+  return (key_bits(spec) + passes_of(spec) - 1) / passes_of(spec);
+}
 
 sheaf_status shf_plan_check_grouping(const shf_grouping_spec *spec)
 {
   SHF_REQUIRE(payload_bits(spec) + key_bits(spec) <= 63, UNSUPPORTED,
-              "grouping %" PRId64 " entries by %" PRId64 " rows in %" PRId64 " problems needs %d bits each, 63 are there",
+              "grouping %" PRId64 " entries by %" PRId64 " rows in %" PRId64
+              " problems needs %d bits each, 63 are there",
               spec->entries, spec->groups, spec->batch, payload_bits(spec) + key_bits(spec));
   return SHEAF_OK;
 }
@@ -68,9 +72,9 @@ int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec) { return layout_o
 
 static fingerprint fingerprint_of(const shf_grouping_spec *spec)
 {
-  return (fingerprint){GROUPING_MAGIC,    spec->batch,   spec->entries, spec->groups,     spec->row_begin,
-                       spec->rows,        spec->padding, spec->bags,    spec->bag_length, spec->columns,
-                       spec->payload_is_bag, spec->with_bag_of};
+  return (fingerprint){GROUPING_MAGIC,   spec->batch,   spec->entries,        spec->groups,
+                       spec->row_begin,  spec->rows,    spec->padding,        spec->bags,
+                       spec->bag_length, spec->columns, spec->payload_is_bag, spec->with_bag_of};
 }
 
 /* ---- Sorting ---- */
@@ -134,7 +138,8 @@ static void take_problem(sorter *s, int64_t *histogram, int64_t problem, int64_t
     int64_t row = first / spec->columns, column = first % spec->columns;
     for (int64_t n = first; n < last; n++) {
       int64_t key = key_of_index(spec, shf_plan_index_at(indices + row * spec->index.row_stride, column, spec->wide));
-      if (key >= 0) take(s, histogram, (uint64_t)(base + key * spec->columns + column) << s->shift | (uint64_t)n, scatter);
+      if (key >= 0)
+        take(s, histogram, (uint64_t)(base + key * spec->columns + column) << s->shift | (uint64_t)n, scatter);
       if (++column == spec->columns) row++, column = 0;
     }
     return;
@@ -192,7 +197,8 @@ static int64_t place_digits(sorter *s)
 }
 
 /* Where each problem's entries begin in the sorted sequence. */
-static void find_problems(const shf_grouping_spec *spec, const uint64_t *sorted, int64_t count, int shift, int64_t *starts)
+static void find_problems(const shf_grouping_spec *spec, const uint64_t *sorted, int64_t count, int shift,
+                          int64_t *starts)
 {
   starts[0] = 0;
   for (int64_t p = 1; p <= spec->batch; p++) {

@@ -1,4 +1,5 @@
-/* operands.c: whether the operands of a run fit its plan: devices, types and shapes; lengths; alignment; shared memory. */
+/* operands.c: whether the operands of a run fit its plan: devices, types and shapes; lengths; alignment; shared
+ * memory. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,17 +56,19 @@ static sheaf_status wrong_shape(const sheaf_plan *plan, const shf_operand_spec *
   else if (spec->columns < 0)
     snprintf(rows, sizeof rows, "%" PRId64 "%s", spec->rows, spec->free_shape ? " in all" : "");
   else
-    snprintf(rows, sizeof rows, "%" PRId64 "%s, %" PRId64, spec->rows, spec->free_shape ? " in all" : "", spec->columns);
+    snprintf(rows, sizeof rows, "%" PRId64 "%s, %" PRId64, spec->rows, spec->free_shape ? " in all" : "",
+             spec->columns);
   sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = spec->name, .position = -1};
   if (plan && plan->has_batch)
-    return shf_core_fail_info(&info, "%s has shape %s; [%" PRId64 ", %s] is needed", spec->name, got, plan->batch, rows);
+    return shf_core_fail_info(&info, "%s has shape %s; [%" PRId64 ", %s] is needed", spec->name, got, plan->batch,
+                              rows);
   return shf_core_fail_info(&info, "%s has shape %s; [%s] is needed", spec->name, got, rows);
 }
 
-#define FAIL_OPERAND(...)                                                                               \
-  do {                                                                                                  \
-    sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = spec->name, .position = -1};   \
-    return shf_core_fail_info(&info, __VA_ARGS__);                                                      \
+#define FAIL_OPERAND(...)                                                                             \
+  do {                                                                                                \
+    sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = spec->name, .position = -1}; \
+    return shf_core_fail_info(&info, __VA_ARGS__);                                                    \
   } while (0)
 
 /* Device, dtype, and that the shape can be walked at all. */
@@ -133,7 +136,8 @@ static sheaf_status set_strides(const shf_operand_spec *spec, int64_t rows, int6
   return SHEAF_OK;
 }
 
-static sheaf_status check_shape(const sheaf_plan *plan, const shf_operand_spec *spec, const DLTensor *t, shf_matrix *view)
+static sheaf_status check_shape(const sheaf_plan *plan, const shf_operand_spec *spec, const DLTensor *t,
+                                shf_matrix *view)
 {
   int first = plan && plan->has_batch, last = t->ndim - (spec->columns >= 0);
   int64_t row_step = spec->columns < 0 ? 1 : spec->columns, batch_step = 0;
@@ -158,8 +162,8 @@ static int64_t extent_bytes(const sheaf_plan *plan, const shf_operand_spec *spec
   if (batch == 0 || spec->rows == 0 || width == 0) return 0;
   int64_t rows, problems, row = width * spec->element_bytes, bytes;
   if (__builtin_mul_overflow(spec->rows - 1, view->row_stride, &rows) ||
-      __builtin_mul_overflow(batch - 1, view->batch_stride, &problems) || __builtin_add_overflow(rows, problems, &bytes) ||
-      __builtin_add_overflow(bytes, row, &bytes))
+      __builtin_mul_overflow(batch - 1, view->batch_stride, &problems) ||
+      __builtin_add_overflow(rows, problems, &bytes) || __builtin_add_overflow(bytes, row, &bytes))
     return -1;
   return bytes;
 }
@@ -179,7 +183,8 @@ static sheaf_status check_length(const sheaf_plan *plan, const shf_operand_spec 
                              .position = -1};
     return shf_core_fail_info(&info, "%s needs %" PRId64 " bytes, %zu are there", spec->name, needed, operand->bytes);
   }
-  if (needed > 0 && !operand->tensor->data) FAIL_OPERAND("%s has no data, but %" PRId64 " bytes of shape", spec->name, needed);
+  if (needed > 0 && !operand->tensor->data)
+    FAIL_OPERAND("%s has no data, but %" PRId64 " bytes of shape", spec->name, needed);
   if (needed == 0) {
     *view = (shf_matrix){shf_plan_nowhere, 0, 0};
     return SHEAF_OK;
@@ -356,8 +361,8 @@ static inline int is_usual(const shf_operand_spec *spec, const sheaf_operand *op
   return t->shape[1] == spec->columns && (!t->strides || (t->strides[1] == 1 && t->strides[0] == spec->columns));
 }
 
-/* Binds operands that are all as usual, which is what a small call has time for. Accepts nothing that the closer look of
- * shf_plan_bind would not; says nothing about why not. */
+/* Binds operands that are all as usual, which is what a small call has time for. Accepts nothing that the closer
+ * look of shf_plan_bind would not; says nothing about why not. */
 static int bind_usual(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
   if (plan->has_batch) return 0;
@@ -391,7 +396,8 @@ static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *op
     if (bound->given[i]) SHF_TRY(check_length(plan, &plan->spec[i], &operands[i], &bound->view[i], &bound->bytes[i]));
   }
   for (int k = 0; k < plan->taken_count; k++)
-    if (bound->bytes[plan->taken[k]]) SHF_TRY(check_alignment(&plan->spec[plan->taken[k]], &bound->view[plan->taken[k]]));
+    if (bound->bytes[plan->taken[k]])
+      SHF_TRY(check_alignment(&plan->spec[plan->taken[k]], &bound->view[plan->taken[k]]));
   return SHEAF_OK;
 }
 
@@ -429,12 +435,13 @@ sheaf_status shf_plan_bind_one(const shf_operand_spec *spec, const sheaf_operand
   return bind_alone(NULL, spec, operand, view);
 }
 
-sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t bytes, int64_t needed, sheaf_status status)
+sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t bytes, int64_t needed,
+                                   sheaf_status status)
 {
   if (needed == 0) return SHEAF_OK;
   if (!memory || bytes < (uint64_t)needed) {
-    sheaf_error_info info = {.status = status, .operand = what, .needed = needed,
-                             .got = memory ? (int64_t)bytes : 0, .position = -1};
+    sheaf_error_info info = {
+        .status = status, .operand = what, .needed = needed, .got = memory ? (int64_t)bytes : 0, .position = -1};
     return shf_core_fail_info(&info, "the %s needs %" PRId64 " bytes, %" PRId64 " are there", what, needed, info.got);
   }
   SHF_REQUIRE((uintptr_t)memory % 64 == 0, MISALIGNED, "the %s starts at %p, which is not a multiple of 64 bytes", what,

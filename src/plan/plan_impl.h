@@ -11,8 +11,8 @@
 
 enum { SHF_MAX_OPERANDS = 9 };
 
-/* No extent may be larger, and no product of a row count, a width and the batch larger than 2^63 / 64: then every workspace
- * size, summed over pieces, levels and threads, fits 63 bits. */
+/* No extent may be larger, and no product of a row count, a width and the batch larger than 2^63 / 64: then every
+ * workspace size, summed over pieces, levels and threads, fits 63 bits. */
 #define SHF_MAX_EXTENT ((int64_t)1 << 46)
 
 /* Operands by position in their args struct. */
@@ -45,7 +45,8 @@ typedef struct shf_operand_spec {
   /* derived, by shf_plan_finish_spec */
   DLDataType type;
   int64_t element_bytes;
-  int64_t compact_bytes; /* of a contiguous operand; 0 when it is empty, or so large that it must be looked at closely */
+  int64_t
+      compact_bytes; /* of a contiguous operand; 0 when it is empty, or so large that it must be looked at closely */
 } shf_operand_spec;
 
 /* Where the pieces of a workspace lie, in bytes from its start. */
@@ -61,11 +62,11 @@ struct sheaf_plan {
   sheaf_segment_desc segment;
   const shf_kernel_row *row;
   int threads;
-  int64_t batch;      /* problems; 1 when the description has no batch */
-  int has_batch;      /* operands have a leading dimension */
+  int64_t batch; /* problems; 1 when the description has no batch */
+  int has_batch; /* operands have a leading dimension */
   int64_t acc_bytes;
-  int64_t row_bytes;  /* of a table or data row */
-  int64_t ahead;      /* rows of the table or data to fetch ahead of a random walk */
+  int64_t row_bytes; /* of a table or data row */
+  int64_t ahead;     /* rows of the table or data to fetch ahead of a random walk */
   shf_layout layout;
   int operands;
   shf_operand_spec spec[SHF_MAX_OPERANDS];
@@ -92,8 +93,8 @@ sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
 
 /* ---- choose.c: from a description to a row ---- */
 
-/* Copies a caller's struct, which starts with struct_size, into `known`. A larger one is accepted when what this version does
- * not know of it is zero. */
+/* Copies a caller's struct, which starts with struct_size, into `known`. A larger one is accepted when what this
+ * version does not know of it is zero. */
 sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *given, const char *name);
 
 /* The same without the copy, for what is only read. */
@@ -125,7 +126,8 @@ typedef struct shf_bound {
 } shf_bound;
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound);
 
-/* Where what has no bytes lies (an empty operand, no workspace): keeps address arithmetic defined, is never read or written. */
+/* Where what has no bytes lies (an empty operand, no workspace): keeps address arithmetic defined, is never read or
+ * written. */
 extern char shf_plan_nowhere[64];
 
 /* Fills in what follows from the rest of the specs. */
@@ -143,7 +145,8 @@ int shf_plan_specs_meet(const shf_operand_spec *a, const shf_matrix *a_view, con
                         const shf_matrix *b_view);
 
 /* Checks that a workspace or grouping is there, long enough and aligned. */
-sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t bytes, int64_t needed, sheaf_status status);
+sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t bytes, int64_t needed,
+                                   sheaf_status status);
 
 /* Checks that such memory of the run's own shares nothing with the operands. */
 sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound, const char *what, const void *memory,
@@ -180,8 +183,8 @@ void shf_plan_parallel(int threads, shf_task *task, void *context);
 /* Threads worth waking for this many bytes of traffic, at most `limit`. */
 int shf_plan_worth(int64_t bytes, int limit);
 
-/* How far ahead rows of a random walk are fetched: by so many bytes that memory is kept busy. Nothing for rows that all fit
- * the cache, where asking costs more than it brings. */
+/* How far ahead rows of a random walk are fetched: by so many bytes that memory is kept busy. Nothing for rows that
+ * all fit the cache, where asking costs more than it brings. */
 int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes);
 
 /* Whether an output of so many bytes is better stored past the cache. */
@@ -193,10 +196,10 @@ typedef enum shf_axis { SHF_BY_ENTRIES, SHF_BY_OFFSETS, SHF_BY_IDS, SHF_BY_GROUP
 typedef struct shf_stage {
   const shf_job *job;
   shf_axis axis;
-  int wide;       /* ids are 64-bit */
+  int wide; /* ids are 64-bit */
   int64_t batch;
-  int threads;    /* the most */
-  int64_t bytes;  /* traffic, for deciding how many */
+  int threads;   /* the most */
+  int64_t bytes; /* traffic, for deciding how many */
   shf_part_fn *run;
   shf_join_fn *join;
   char *scratch;
@@ -215,7 +218,7 @@ typedef struct shf_grouping_spec {
   int64_t batch, entries, groups; /* per problem; kind 7: cells */
   int64_t row_begin, rows, padding;
   int64_t bags, bag_length;
-  int64_t columns;      /* kind 7: D; `index` is arg with its row stride */
+  int64_t columns; /* kind 7: D; `index` is arg with its row stride */
   int payload_is_bag, with_bag_of;
   int wide, offsets_wide, offsets_end;
   shf_matrix index, offsets;
@@ -231,8 +234,8 @@ sheaf_status shf_plan_check_grouping(const shf_grouping_spec *spec);
 int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec);
 shf_grouped shf_plan_group(const shf_grouping_spec *spec, void *memory);
 
-/* The caller's grouping, which must have been made for this description; when there is none, grouped->entries is NULL and the
- * run makes its own, unless the description `promised` one. */
+/* The caller's grouping, which must have been made for this description; when there is none, grouped->entries is
+ * NULL and the run makes its own, unless the description `promised` one. */
 sheaf_status shf_plan_given_grouping(const shf_grouping_spec *spec, const void *memory, size_t bytes, int promised,
                                      shf_grouped *grouped);
 

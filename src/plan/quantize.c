@@ -13,8 +13,8 @@ typedef struct row_pair {
 static sheaf_status bind_pair(sheaf_dtype dtype, const sheaf_operand *rows, const sheaf_operand *packed, int pack,
                               row_pair *pair)
 {
-  SHF_REQUIRE(dtype == SHEAF_INT8 || dtype == SHEAF_INT4, UNSUPPORTED, "rows are packed as int8 or int4, not as %s (%d)",
-              sheaf_dtype_name(dtype), (int)dtype);
+  SHF_REQUIRE(dtype == SHEAF_INT8 || dtype == SHEAF_INT4, UNSUPPORTED,
+              "rows are packed as int8 or int4, not as %s (%d)", sheaf_dtype_name(dtype), (int)dtype);
   SHF_REQUIRE(rows && rows->tensor && rows->tensor->ndim == 2 && rows->tensor->shape, INVALID_PROBLEM,
               "rows must be a matrix [V, D]");
   pair->count = rows->tensor->shape[0];
@@ -22,7 +22,8 @@ static sheaf_status bind_pair(sheaf_dtype dtype, const sheaf_operand *rows, cons
   int64_t width = sheaf_dtype_row_bytes(dtype, pair->dim);
   SHF_REQUIRE(pair->count >= 0 && width >= 0, INVALID_PROBLEM, "rows has shape [%" PRId64 ", %" PRId64 "]", pair->count,
               pair->dim);
-  shf_operand_spec plain = {.name = "rows", .output = !pack, .dtype = SHEAF_F32, .rows = pair->count, .columns = pair->dim};
+  shf_operand_spec plain = {
+      .name = "rows", .output = !pack, .dtype = SHEAF_F32, .rows = pair->count, .columns = pair->dim};
   shf_operand_spec bytes = {.name = "packed", .output = pack, .dtype = SHEAF_U8, .rows = pair->count, .columns = width};
   shf_plan_finish_spec(&plain);
   shf_plan_finish_spec(&bytes);
@@ -44,7 +45,8 @@ static sheaf_status check_finite(const row_pair *pair)
     for (int64_t d = 0; d < pair->dim; d++)
       if (!isfinite(plain_row(pair, i)[d])) {
         sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = "rows", .position = i, .count = 1};
-        return shf_core_fail_info(&info, "row %" PRId64 " holds %g in column %" PRId64 "; only finite rows can be quantised",
+        return shf_core_fail_info(&info,
+                                  "row %" PRId64 " holds %g in column %" PRId64 "; only finite rows can be quantised",
                                   i, (double)plain_row(pair, i)[d], d);
       }
   return SHEAF_OK;

@@ -26,7 +26,9 @@ static void scan_row(const shf_index_scan *scan, const char *row, int64_t first,
     for (int64_t i = first; i < last; i++) bad += (uint64_t)(int64_t)((const int32_t *)(const void *)row)[i] >= limit;
   if (bad && found->count == 0) {
     int64_t i = first;
-    while ((uint64_t)shf_plan_index_at(row, i, scan->wide) < limit || (scan->allow_absent && shf_plan_index_at(row, i, scan->wide) == -1)) i++;
+    while ((uint64_t)shf_plan_index_at(row, i, scan->wide) < limit ||
+           (scan->allow_absent && shf_plan_index_at(row, i, scan->wide) == -1))
+      i++;
     found->first_position = position + i;
     found->first_value = shf_plan_index_at(row, i, scan->wide);
   }
@@ -45,7 +47,8 @@ static void scan_share(void *context, int thread)
   while (first < last) {
     int64_t row = first / scan->columns, column = first % scan->columns;
     int64_t end = scan->columns - column < last - first ? scan->columns : column + last - first;
-    const char *data = scan->index.data + row / scan->rows * scan->index.batch_stride + row % scan->rows * scan->index.row_stride;
+    const char *data =
+        scan->index.data + row / scan->rows * scan->index.batch_stride + row % scan->rows * scan->index.row_stride;
     scan_row(scan, data, column, end, row * scan->columns, found);
     first += end - column;
   }
@@ -61,7 +64,8 @@ sheaf_index_report shf_plan_scan_indices(const shf_index_scan *scan)
   used.threads = shf_plan_worth(all * (scan->wide ? 8 : 4), scan->threads);
   shf_plan_parallel(used.threads, scan_share, &task);
   for (int t = 0; t < used.threads; t++) {
-    if (total.count == 0 && task.found[t].count > 0) total = (sheaf_index_report){0, task.found[t].first_position, task.found[t].first_value};
+    if (total.count == 0 && task.found[t].count > 0)
+      total = (sheaf_index_report){0, task.found[t].first_position, task.found[t].first_value};
     total.count += task.found[t].count;
   }
   return total;
@@ -79,9 +83,9 @@ sheaf_status shf_plan_apply_policy(const shf_index_scan *scan, const char *opera
                            .position = found.first_position,
                            .value = found.first_value,
                            .count = found.count};
-  return shf_core_fail_info(&info, "%s: %" PRId64 " at position %" PRId64 " is outside 0..%" PRId64 "; %" PRId64 " such %s",
-                            operand, found.first_value, found.first_position, scan->limit - 1, found.count,
-                            found.count == 1 ? "entry" : "entries");
+  return shf_core_fail_info(
+      &info, "%s: %" PRId64 " at position %" PRId64 " is outside 0..%" PRId64 "; %" PRId64 " such %s", operand,
+      found.first_value, found.first_position, scan->limit - 1, found.count, found.count == 1 ? "entry" : "entries");
 }
 
 /* ---- Sorted ids ---- */
@@ -145,9 +149,10 @@ sheaf_status shf_plan_check_sorted(shf_matrix ids, int wide, int64_t batch, int6
   if (at < 0) return SHEAF_OK;
   const char *data = ids.data + at / entries * ids.batch_stride;
   int64_t n = at % entries, value = shf_plan_index_at(data, n, wide);
-  sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = "ids", .position = at, .value = value, .count = 1};
-  return shf_core_fail_info(&info, "ids must not decrease: %" PRId64 " at position %" PRId64 " follows %" PRId64, value, at,
-                            shf_plan_index_at(data, n - 1, wide));
+  sheaf_error_info info = {
+      .status = SHEAF_INVALID_PROBLEM, .operand = "ids", .position = at, .value = value, .count = 1};
+  return shf_core_fail_info(&info, "ids must not decrease: %" PRId64 " at position %" PRId64 " follows %" PRId64, value,
+                            at, shf_plan_index_at(data, n - 1, wide));
 }
 
 /* ---- Offsets ---- */
@@ -156,8 +161,8 @@ static sheaf_status wrong_offset(int64_t problem, int64_t entry, int64_t value, 
 {
   sheaf_error_info info = {
       .status = SHEAF_INVALID_PROBLEM, .operand = "offsets", .position = entry, .value = value, .count = 1};
-  return shf_core_fail_info(&info, "offsets[%" PRId64 "] of problem %" PRId64 " is %" PRId64 "; %s %" PRId64, entry, problem,
-                            value, why, other);
+  return shf_core_fail_info(&info, "offsets[%" PRId64 "] of problem %" PRId64 " is %" PRId64 "; %s %" PRId64, entry,
+                            problem, value, why, other);
 }
 
 /* The first offset of a problem that is wrong, as it reads. */
@@ -177,8 +182,8 @@ static sheaf_status check_offsets_of(const sheaf_embedding_desc *desc, const cha
   return SHEAF_OK;
 }
 
-/* Offsets that start at 0, do not decrease and end within N are all right: sortedness is found out in parallel, and only
- * what is wrong is read again, one by one, for its name. */
+/* Offsets that start at 0, do not decrease and end within N are all right: sortedness is found out in parallel, and
+ * only what is wrong is read again, one by one, for its name. */
 sheaf_status shf_plan_check_offsets(const sheaf_embedding_desc *desc, shf_matrix offsets, int64_t batch, int threads)
 {
   int wide = desc->offset_dtype == SHEAF_I64, with_end = desc->bag_form == SHEAF_BAGS_OFFSETS_END;

@@ -76,16 +76,16 @@ static void segment_job(const run *r, shf_job *job)
 {
   const sheaf_segment_desc *d = r->desc;
   *job = (shf_job){.dim = d->dim,
-                 .entries = d->rows,
-                 .groups = d->segments,
-                 .bag_length = -1,
-                 .padding = -1,
-                 .row_bytes = r->plan->row_bytes,
-                 .source = operand(r, SHF_SEGMENT_data),
-                 .index = operand(r, SHF_SEGMENT_ids),
-                 .out_dtype = d->dtype,
-                 .partials = r->workspace + r->plan->layout.partials,
-                 .slot_bytes = r->plan->layout.slot_bytes};
+                   .entries = d->rows,
+                   .groups = d->segments,
+                   .bag_length = -1,
+                   .padding = -1,
+                   .row_bytes = r->plan->row_bytes,
+                   .source = operand(r, SHF_SEGMENT_data),
+                   .index = operand(r, SHF_SEGMENT_ids),
+                   .out_dtype = d->dtype,
+                   .partials = r->workspace + r->plan->layout.partials,
+                   .slot_bytes = r->plan->layout.slot_bytes};
 }
 
 static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join)
@@ -257,7 +257,8 @@ sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t w
   SHF_TRY(check_args(plan, args));
   run r = open_run(plan, args, workspace);
   SHF_TRY(bind(&r));
-  SHF_TRY(shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
+  SHF_TRY(
+      shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
   SHF_TRY(check_values(&r));
   if (r.desc->dim == 0) return SHEAF_OK; /* no element to write */

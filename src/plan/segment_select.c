@@ -42,13 +42,16 @@ int shf_plan_segment_prepares(const sheaf_segment_desc *d)
 static sheaf_status check_desc(sheaf_segment_desc *d)
 {
   const char *op = sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)d->kind);
-  SHF_REQUIRE(op && (unsigned)d->kind <= UINT16_MAX, INVALID_PROBLEM, "kind %d: the segment family has 0 to 19", (int)d->kind);
+  SHF_REQUIRE(op && (unsigned)d->kind <= UINT16_MAX, INVALID_PROBLEM, "kind %d: the segment family has 0 to 19",
+              (int)d->kind);
   SHF_REQUIRE(d->dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: dtype is not set", op);
   SHF_REQUIRE(d->index_dtype != SHEAF_DTYPE_NONE, INVALID_PROBLEM, "%s: index_dtype is not set", op);
-  SHF_REQUIRE(d->dtype == SHEAF_F32 || d->dtype == SHEAF_F64 || d->dtype == SHEAF_F16 || d->dtype == SHEAF_BF16, UNSUPPORTED,
-              "%s of %s (%d): f32, f64, f16 and bf16 are supported", op, sheaf_dtype_name(d->dtype), (int)d->dtype);
+  SHF_REQUIRE(d->dtype == SHEAF_F32 || d->dtype == SHEAF_F64 || d->dtype == SHEAF_F16 || d->dtype == SHEAF_BF16,
+              UNSUPPORTED, "%s of %s (%d): f32, f64, f16 and bf16 are supported", op, sheaf_dtype_name(d->dtype),
+              (int)d->dtype);
   SHF_REQUIRE(d->index_dtype == SHEAF_I32 || d->index_dtype == SHEAF_I64, UNSUPPORTED,
-              "%s with ids of %s (%d): i32 and i64 are supported", op, sheaf_dtype_name(d->index_dtype), (int)d->index_dtype);
+              "%s with ids of %s (%d): i32 and i64 are supported", op, sheaf_dtype_name(d->index_dtype),
+              (int)d->index_dtype);
   return shf_plan_check_device(d->device);
 }
 
@@ -64,26 +67,29 @@ static sheaf_status check_flags(const sheaf_segment_desc *d)
   SHF_REQUIRE(d->ties == SHEAF_TIES_FIRST, INVALID_PROBLEM,
               "arg names one row per cell, so ties cannot be split by it: give data instead");
   SHF_REQUIRE(d->index_dtype == SHEAF_I64 || d->rows <= INT32_MAX, INVALID_PROBLEM,
-              "positions in %" PRId64 " rows do not fit an arg of i32: give i64 ids and arg, or data instead of arg", d->rows);
+              "positions in %" PRId64 " rows do not fit an arg of i32: give i64 ids and arg, or data instead of arg",
+              d->rows);
   return SHEAF_OK;
 }
 
 static sheaf_status check_extents(const sheaf_segment_desc *d, int64_t batch)
 {
   SHF_REQUIRE(d->rows >= 0 && d->dim >= 0 && d->segments >= 0 && d->batch >= 0, INVALID_PROBLEM,
-              "rows %" PRId64 ", dim %" PRId64 ", segments %" PRId64 ", batch %" PRId64 ": none may be negative", d->rows,
-              d->dim, d->segments, d->batch);
+              "rows %" PRId64 ", dim %" PRId64 ", segments %" PRId64 ", batch %" PRId64 ": none may be negative",
+              d->rows, d->dim, d->segments, d->batch);
   SHF_REQUIRE(d->rows <= SHF_MAX_EXTENT && d->dim <= SHF_MAX_EXTENT && d->segments <= SHF_MAX_EXTENT &&
                   d->batch <= SHF_MAX_EXTENT,
               INVALID_PROBLEM,
-              "rows %" PRId64 ", dim %" PRId64 ", segments %" PRId64 ", batch %" PRId64 ": none may exceed 2^46", d->rows,
-              d->dim, d->segments, d->batch);
+              "rows %" PRId64 ", dim %" PRId64 ", segments %" PRId64 ", batch %" PRId64 ": none may exceed 2^46",
+              d->rows, d->dim, d->segments, d->batch);
   int64_t data = 64, out = 64; /* see SHF_MAX_EXTENT */
-  SHF_REQUIRE(shf_plan_multiply(&data, d->rows + 1) && shf_plan_multiply(&data, d->dim + 1) && shf_plan_multiply(&data, batch) &&
-                  shf_plan_multiply(&out, d->segments + 1) && shf_plan_multiply(&out, d->dim + 1) &&
-                  shf_plan_multiply(&out, batch),
-              INVALID_PROBLEM, "%" PRId64 " rows or %" PRId64 " segments of %" PRId64 " in %" PRId64
-              " problems are more than Sheaf can count (2^57)", d->rows, d->segments, d->dim, batch);
+  SHF_REQUIRE(shf_plan_multiply(&data, d->rows + 1) && shf_plan_multiply(&data, d->dim + 1) &&
+                  shf_plan_multiply(&data, batch) && shf_plan_multiply(&out, d->segments + 1) &&
+                  shf_plan_multiply(&out, d->dim + 1) && shf_plan_multiply(&out, batch),
+              INVALID_PROBLEM,
+              "%" PRId64 " rows or %" PRId64 " segments of %" PRId64 " in %" PRId64
+              " problems are more than Sheaf can count (2^57)",
+              d->rows, d->segments, d->dim, batch);
   return SHEAF_OK;
 }
 
@@ -97,15 +103,15 @@ static void describe_operands(sheaf_plan *plan)
 #define SHEAF_X(operand) spec[SHF_SEGMENT_##operand].name = #operand;
   SHEAF_SEGMENT_OPERAND_LIST(SHEAF_X)
 #undef SHEAF_X
-#define SET(operand, ...)                                                             \
-  do {                                                                                \
-    const char *name = spec[SHF_SEGMENT_##operand].name;                              \
-    spec[SHF_SEGMENT_##operand] = (shf_operand_spec){__VA_ARGS__};                    \
-    spec[SHF_SEGMENT_##operand].name = name;                                          \
+#define SET(operand, ...)                                          \
+  do {                                                             \
+    const char *name = spec[SHF_SEGMENT_##operand].name;           \
+    spec[SHF_SEGMENT_##operand] = (shf_operand_spec){__VA_ARGS__}; \
+    spec[SHF_SEGMENT_##operand].name = name;                       \
   } while (0)
   if (reads_data)
-    SET(data, .need = t->backward && extreme && d->arg_given ? SHF_OPTIONAL : SHF_REQUIRED, .dtype = d->dtype, .rows = d->rows,
-        .columns = d->dim);
+    SET(data, .need = t->backward && extreme && d->arg_given ? SHF_OPTIONAL : SHF_REQUIRED, .dtype = d->dtype,
+        .rows = d->rows, .columns = d->dim);
   SET(ids, .need = SHF_REQUIRED, .dtype = d->index_dtype, .rows = d->rows, .columns = -1);
   if (t->backward) {
     SET(grad_out, .need = SHF_REQUIRED, .dtype = d->dtype, .rows = d->segments, .columns = d->dim);

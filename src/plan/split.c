@@ -1,4 +1,5 @@
-/* split.c: divides a stage among threads by entries, wherever groups begin and end, and joins the groups that it cut. */
+/* split.c: divides a stage among threads by entries, wherever groups begin and end, and joins the groups that it
+ * cut. */
 #define _GNU_SOURCE
 #include <omp.h>
 #include <stdatomic.h>
@@ -36,7 +37,8 @@ static int always_split(void)
   return value;
 }
 
-/* One thread moves some 10 GB/s, so a share of this size lasts 10 microseconds, and waking threads for less is a loss. */
+/* One thread moves some 10 GB/s, so a share of this size lasts 10 microseconds, and waking threads for less is a
+ * loss. */
 enum { SHARE_BYTES = 100 << 10 };
 
 int shf_plan_worth(int64_t bytes, int limit)
@@ -89,17 +91,20 @@ static int64_t bag_start(const split *s, int64_t bag)
   if (bag == s->groups) return s->entries;
   int64_t problem = bag / job->groups, local = bag % job->groups;
   if (job->bag_length >= 0) return problem * job->entries + local * job->bag_length;
-  return problem * job->entries + shf_plan_index_at(job->offsets.data + problem * job->offsets.batch_stride, local, job->offsets_wide);
+  return problem * job->entries +
+         shf_plan_index_at(job->offsets.data + problem * job->offsets.batch_stride, local, job->offsets_wide);
 }
 
-/* The group of an entry, over all problems. Bad ids, which lie at either end of sorted ones, count as the nearest place. */
+/* The group of an entry, over all problems. Bad ids, which lie at either end of sorted ones, count as the nearest
+ * place. */
 static int64_t key_of(const split *s, int64_t entry)
 {
   const shf_stage *stage = s->stage;
   const shf_job *job = stage->job;
   if (stage->axis == SHF_BY_GROUPED) return (int64_t)(job->grouped.entries[entry] >> job->grouped.shift);
   int64_t problem = entry / job->entries;
-  int64_t id = shf_plan_index_at(job->index.data + problem * job->index.batch_stride, entry % job->entries, stage->wide);
+  int64_t id =
+      shf_plan_index_at(job->index.data + problem * job->index.batch_stride, entry % job->entries, stage->wide);
   if (id < 0) id = 0;
   if (id > job->groups) id = job->groups;
   return problem * job->groups + id;
@@ -111,7 +116,8 @@ static int is_bad_id(const split *s, int64_t entry)
   const shf_job *job = stage->job;
   if (stage->axis != SHF_BY_IDS) return 0;
   int64_t problem = entry / job->entries;
-  int64_t id = shf_plan_index_at(job->index.data + problem * job->index.batch_stride, entry % job->entries, stage->wide);
+  int64_t id =
+      shf_plan_index_at(job->index.data + problem * job->index.batch_stride, entry % job->entries, stage->wide);
   return id < 0 || id >= job->groups;
 }
 
@@ -144,8 +150,8 @@ static boundary boundary_by_offsets(const split *s, int64_t place)
   return b;
 }
 
-/* The first entry in low .. high - 1 whose key is at least `key` (or greater). A bad id that counts as this key is a negative
- * one before the problem's first group, since the search stays within one problem. */
+/* The first entry in low .. high - 1 whose key is at least `key` (or greater). A bad id that counts as this key is a
+ * negative one before the problem's first group, since the search stays within one problem. */
 static int64_t search_key(const split *s, int64_t low, int64_t high, int64_t key, int greater)
 {
   while (low < high) {

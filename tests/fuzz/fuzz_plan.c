@@ -8,6 +8,7 @@
  *   - a run that fails leaves its outputs as they were;
  *   - a run gives the same numbers for other threads, another instruction set, and with a grouping of its own.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <sheaf/sheaf.h>
 #include <stdbool.h>

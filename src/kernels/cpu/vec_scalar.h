@@ -1,5 +1,5 @@
-/* vec_scalar.h: the vector words in plain C, one lane wide. The other two headers define the same words; this one is the
- * place to read what each of them means.
+/* vec_scalar.h: the vector words in plain C, one lane wide. The other two headers define the same words; this one is
+ * the place to read what each of them means.
  *
  *   vec, vint, vmask           VEC_LANES lanes of acc, of lane_int, of yes or no
  *   ..._part(…, lanes)         the same on the first `lanes` lanes (1 .. VEC_LANES - 1); no other memory is touched
@@ -79,7 +79,10 @@ FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column)
   uint8_t byte = row[column / 2];
   return (acc)(column % 2 ? byte >> 4 : byte & 15);
 }
-FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes) { return lanes > 0 ? u4_load(row, column) : 0; }
+FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
+{
+  return lanes > 0 ? u4_load(row, column) : 0;
+}
 #endif
 
 /* Copies `bytes` bytes between buffers that do not overlap. */
