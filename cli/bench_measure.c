@@ -174,7 +174,7 @@ static sheaf_status take_turns(bench_run *run, probe *probes, int probe_count, c
 
 static void finish_result(probe *probes, int probe_count, samples *taken, bench_result *result)
 {
-  double ceiling_rates[BENCH_MAX_RUNS], ratios[BENCH_MAX_RUNS];
+  double ceiling_rates[BENCH_MAX_RUNS] = {0}, ratios[BENCH_MAX_RUNS];
   int runs = result->runs = taken->runs;
   for (int i = probe_count; i-- > 0;) finish_probe(&probes[i], runs, ceiling_rates); /* the first one's rates stay */
   result->ceilings = probe_count;
@@ -221,7 +221,7 @@ static void measure_probe(probe *p, const int64_t *indices, const bench_effort *
   choose_ways(p, NULL, NULL);
   double start = bench_now();
   while (runs < BENCH_MAX_RUNS && (runs < effort->min_runs || bench_now() - start < effort->seconds)) {
-    p->job.indices = indices + runs % 7 * p->job.count;
+    if (indices) p->job.indices = indices + runs % 7 * p->job.count;
     for (int k = 0; k < p->way_count; k++) p->rates[k][runs] = rate_of(&p->job, p->ways[k]);
     runs++;
   }

@@ -49,10 +49,12 @@ static const way gather_ways[] = {
   {"L2, groups of 16, 32 ahead", FETCH_L2, 32, 16},
   {"L2, groups of 16, 64 ahead", FETCH_L2, 64, 16},
   {"once, 16 ahead", FETCH_ONCE, 16, 1},
-  {"L2, 1 ahead, line by line", FETCH_L2, 1, LINEWISE},
-  {"L2, 4 ahead, line by line", FETCH_L2, 4, LINEWISE},
-  {"L2, 16 ahead, line by line", FETCH_L2, 16, LINEWISE},
-  {"L2, 32 ahead, line by line", FETCH_L2, 32, LINEWISE},
+  {"L2, 1 ahead, line by line", FETCH_L2, 1, -1},
+  {"L2, 4 ahead, line by line", FETCH_L2, 4, -1},
+  {"L2, 8 rows abreast, next 8", FETCH_L2, 8, -8},
+  {"L2, 8 rows abreast, 16 ahead", FETCH_L2, 16, -8},
+  {"L2, 8 rows abreast, 32 ahead", FETCH_L2, 32, -8},
+  {"L2, 4 rows abreast, 8 ahead", FETCH_L2, 8, -4},
 };
 
 static const way update_ways[] = {
@@ -68,8 +70,8 @@ static const way update_ways[] = {
   {"to write, 8 ahead", FETCH_WRITE, 8, 1},
   {"to write, 16 ahead", FETCH_WRITE, 16, 1},
   {"to write, groups of 16", FETCH_WRITE, 16, 16},
-  {"L2, 4 ahead, line by line", FETCH_L2, 4, LINEWISE},
-  {"L2, 16 ahead, line by line", FETCH_L2, 16, LINEWISE},
+  {"L2, 4 ahead, line by line", FETCH_L2, 4, -1},
+  {"L2, 8 rows abreast, 16 ahead", FETCH_L2, 16, -8},
 };
 
 #define WAYS(list) {list, (int)(sizeof list / sizeof *list)}
@@ -96,8 +98,8 @@ const char *stream_variant_name(stream_kind kind, int variant) { return ways_of[
 
 FORCED void do_rows(const piece *p, folded *sum, uint64_t nothing, int updates)
 {
-  if (p->way->group == LINEWISE) {
-    visit_rows_linewise(p, sum, nothing, updates, FETCH_L2);
+  if (p->way->group < 0) {
+    visit_rows_abreast(p, sum, nothing, updates, FETCH_L2);
     return;
   }
   switch (p->way->hint) {

@@ -28,10 +28,10 @@ typedef struct way {
   const char *name;
   fetch hint;
   int ahead; /* rows (gather, update) or lines (read, copy) between prefetch and use */
-  int group; /* rows whose prefetches are issued together, or LINEWISE; of copies and fills, the kind of stores */
+  int group; /* rows whose prefetches are issued together; -n: n rows are read abreast, a few lines of each in turn; of
+              * copies and fills, the kind of stores */
 } way;
 
-enum { LINEWISE = 0 };                             /* a line is fetched for every line read, of a later row */
 enum { CACHED = 0, PAST_CACHES = 1, LIBRARY = 2 }; /* kinds of stores */
 
 /* ---- Lines and rows ------------------------------------------------------------------------------------------ */
@@ -113,22 +113,25 @@ FORCED void update_row(char *row, int64_t bytes, uint64_t nothing)
 
 /* ---- The loops, with the hint a constant --------------------------------------------------------------------- */
 
-/* Line by line: loads and prefetches alternate, so that neither waits behind a burst of the other. Best for rows of a
- * page and more. */
-FORCED void visit_rows_linewise(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint)
+/* A few lines of each row in turn, and of each row that comes later the same lines are fetched: loads and prefetches
+ * alternate, and a page-long row does not send the hardware's prefetcher past its end. Best for rows of 4 KiB and more,
+ * where it brings up to 1.5 times as much. */
+FORCED void visit_rows_abreast(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint)
 {
+  enum { PART = 4 * LINE };
   const stream_job *job = p->job;
-  int64_t row_bytes = job->row_bytes;
-  for (int64_t n = p->from; n < p->to; n++) {
-    char *row = job->memory + job->indices[n] * job->stride;
-    int64_t later = n + p->way->ahead < p->to ? n + p->way->ahead : n;
-    const char *next = job->memory + job->indices[later] * job->stride;
-    for (int64_t at = 0; at < row_bytes; at += 4 * LINE) {
-      int64_t part = row_bytes - at < 4 * LINE ? row_bytes - at : 4 * LINE;
-      fetch_row(next + at, part, hint);
-      if (updates) update_row(row + at, part, nothing);
-      else fold_row(sum, row + at, part);
-    }
+  int64_t row_bytes = job->row_bytes, rows = -p->way->group;
+  for (int64_t first = p->from; first < p->to; first += rows) {
+    int64_t end = first + rows < p->to ? first + rows : p->to;
+    for (int64_t at = 0; at < row_bytes; at += PART)
+      for (int64_t n = first; n < end; n++) {
+        int64_t part = row_bytes - at < PART ? row_bytes - at : PART;
+        int64_t later = n + p->way->ahead < p->to ? n + p->way->ahead : n;
+        char *place = job->memory + job->indices[n] * job->stride + at;
+        fetch_row(job->memory + job->indices[later] * job->stride + at, part, hint);
+        if (updates) update_row(place, part, nothing);
+        else fold_row(sum, place, part);
+      }
   }
 }
 

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #endif
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -28,7 +29,7 @@ void bench_fill_values(void *memory, sheaf_dtype dtype, int64_t count, uint64_t 
 }
 
 /* `rows` packed rows of int8 or int4 made of random ones. */
-static sheaf_status fill_quantized(char *memory, sheaf_dtype dtype, int64_t rows, int64_t dim)
+static sheaf_status fill_quantized(void *memory, sheaf_dtype dtype, int64_t rows, int64_t dim)
 {
   void *values;
   size_t bytes = (size_t)(rows * dim) * sizeof(float);
@@ -103,27 +104,35 @@ sheaf_status bench_table_make(bench_table *table, const bench_table *wanted)
 
 /* ---- Page size ----------------------------------------------------------------------------------------------- */
 
-/* Kilobytes that the kernel reports under `key` for the mapping of `memory`; -1 where it does not say. */
+/* Whether a line of smaps opens a mapping ("begin-end ..." in hexadecimal), and then whether `memory` lies in it. */
+static bool opens_mapping(const char *line, const void *memory, bool *inside)
+{
+  char *rest;
+  unsigned long begin = strtoul(line, &rest, 16);
+  if (rest == line || *rest != '-') return false;
+  unsigned long end = strtoul(rest + 1, NULL, 16);
+  *inside = (uintptr_t)memory >= begin && (uintptr_t)memory < end;
+  return true;
+}
+
+/* Kilobytes that the kernel reports under `key` ("Rss:") for the mapping of `memory`; -1 where it does not say. */
 static long mapping_kilobytes(const void *memory, const char *key)
 {
   FILE *file = fopen("/proc/self/smaps", "r");
   if (!file) return -1;
   char line[256];
-  unsigned long begin, end;
-  long found = -1, value;
+  long found = -1;
   bool inside = false;
-  while (found < 0 && fgets(line, sizeof line, file)) {
-    if (sscanf(line, "%lx-%lx ", &begin, &end) == 2) inside = (uintptr_t)memory >= begin && (uintptr_t)memory < end;
-    else if (inside && strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), ": %ld", &value) == 1)
-      found = value;
-  }
+  while (found < 0 && fgets(line, sizeof line, file))
+    if (!opens_mapping(line, memory, &inside) && inside && strncmp(line, key, strlen(key)) == 0)
+      found = strtol(line + strlen(key), NULL, 10);
   fclose(file);
   return found;
 }
 
 void bench_page_size(const void *memory, char *text, size_t room)
 {
-  long present = mapping_kilobytes(memory, "Rss"), huge = mapping_kilobytes(memory, "AnonHugePages");
+  long present = mapping_kilobytes(memory, "Rss:"), huge = mapping_kilobytes(memory, "AnonHugePages:");
   if (present <= 0 || huge < 0) snprintf(text, room, "unknown");
   else if (20 * huge >= 19 * present) snprintf(text, room, "2 MiB");
   else if (20 * huge <= present) snprintf(text, room, "4 KiB");

@@ -70,13 +70,14 @@ static void keep_wanted(bench_cases *list, const bench_options *options)
 /* Bytes that can be had without pushing anything out; a great many where the kernel does not say. */
 static double available_memory(void)
 {
+  static const char key[] = "MemAvailable:";
   FILE *file = fopen("/proc/meminfo", "r");
   char line[128];
   double kilobytes = 1e15;
   while (file && fgets(line, sizeof line, file))
-    if (sscanf(line, "MemAvailable: %lf", &kilobytes) == 1) break;
+    if (strncmp(line, key, sizeof key - 1) == 0) kilobytes = strtod(line + sizeof key - 1, NULL);
   if (file) fclose(file);
-  return 1000 * kilobytes;
+  return 1024 * kilobytes;
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------- */
@@ -186,7 +187,7 @@ static int start_session(const bench_options *options, const bench_cases *list)
   size_t room = (size_t)list->count * 2 + 1;
   s.report.ceilings = calloc(MAX_CEILINGS, sizeof *s.report.ceilings);
   s.report.results = calloc(room, sizeof *s.report.results);
-  s.report.skipped = calloc(room, sizeof *s.report.skipped);
+  s.report.skipped = calloc(room, sizeof(const bench_case *));
   int code = CLI_FAILED;
   if (s.report.ceilings && s.report.results && s.report.skipped) code = run_cases(&s, list);
   else cli_complain("bench", "out of memory");

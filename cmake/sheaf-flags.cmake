@@ -42,4 +42,5 @@ add_library(sheaf_internal INTERFACE)
 target_compile_options(sheaf_internal INTERFACE $<$<BOOL:${SHEAF_HAS_COPY_BY_MOVES}>:${copy_by_moves}>)
 target_link_libraries(sheaf_internal INTERFACE sheaf_flags)
 target_include_directories(sheaf_internal INTERFACE ${PROJECT_SOURCE_DIR}/src)
-target_compile_definitions(sheaf_internal INTERFACE $<$<BOOL:${SHEAF_X86}>:SHF_HAVE_X86=1>)
+target_compile_definitions(sheaf_internal INTERFACE $<$<BOOL:${SHEAF_X86}>:SHF_HAVE_X86=1>
+                                                    SHF_FEW_TILES=$<BOOL:${SHEAF_SANITIZE}>)

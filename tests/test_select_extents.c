@@ -290,6 +290,40 @@ static void test_groupings_beyond_63_bits_are_refused(void **state)
   accepts_segment(&segments);
 }
 
+/* Positions past 2^31 - 1 do not fit an arg of i32: it can be neither read nor written then. */
+static void test_positions_must_fit_arg(void **state)
+{
+  (void)state;
+  const sheaf_segment_kind backward[] = {SHEAF_SEGMENT_MAX_BACKWARD, SHEAF_SEGMENT_MIN_BACKWARD,
+                                         SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD, SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD};
+  for (int i = 0; i < LENGTH(backward); i++) {
+    sheaf_segment_desc desc = segments_of(backward[i]);
+    desc.arg_given = 1;
+    desc.rows = INT32_MAX;
+    accepts_segment(&desc);
+    desc.rows = (int64_t)INT32_MAX + 2;
+    refuses_segment(&desc, NULL, INVALID_PROBLEM, "2147483649 rows", "i32", "i64");
+    desc.index_dtype = SHEAF_I64;
+    accepts_segment(&desc);
+    desc.index_dtype = SHEAF_I32;
+    desc.arg_given = 0;
+    accepts_segment(&desc);
+  }
+  const sheaf_segment_kind forward[] = {SHEAF_SEGMENT_MAX, SHEAF_UNSORTED_SEGMENT_MIN};
+  for (int i = 0; i < LENGTH(forward); i++) {
+    sheaf_segment_desc desc = segments_of(forward[i]);
+    desc.rows = (int64_t)INT32_MAX + 2;
+    sheaf_plan *plan = segment_plan(&desc, NULL);
+    sheaf_segment_args args = SHEAF_SEGMENT_ARGS_INIT;
+    DLTensor any = {.ndim = 0};
+    args.data.tensor = args.ids.tensor = args.out.tensor = args.arg.tensor = &any;
+    assert_int_equal(sheaf_segment_can_implement(plan, &args), SHEAF_INVALID_PROBLEM);
+    assert_string_equal(sheaf_last_error_info().operand, "arg");
+    assert_non_null(strstr(sheaf_last_error(), "i64"));
+    sheaf_plan_free(plan);
+  }
+}
+
 /* ---- Preferences ------------------------------------------------------------------------------------------------- */
 
 static void test_preferences_that_make_no_sense_are_refused(void **state)
@@ -485,6 +519,7 @@ int main(void)
       cmocka_unit_test(test_padding_lies_within_the_whole_table),
       cmocka_unit_test(test_bags_hold_the_indices),
       cmocka_unit_test(test_groupings_beyond_63_bits_are_refused),
+      cmocka_unit_test(test_positions_must_fit_arg),
       cmocka_unit_test(test_preferences_that_make_no_sense_are_refused),
       cmocka_unit_test(test_workspace_limit_is_kept_and_the_bytes_are_named),
       cmocka_unit_test(test_a_grouping_that_is_given_makes_the_workspace_smaller),

@@ -160,6 +160,17 @@ static void test_inputs_may_be_shared_by_a_batch(void **state)
 
 /* ---- Operands that share memory ---------------------------------------------------------------------------------- */
 
+/* Memory with nothing else beside it. */
+static _Alignas(64) unsigned char arena[1 << 16];
+
+static void put_at(call *c, int at, unsigned char *place)
+{
+  c->tensor[at].data = place;
+  c->tensor[at].byte_offset = 0;
+  c->operand[at].bytes = 0;
+}
+
+/* The output begins with the other operand, with the last element of it, and ends with the first. */
 static void share_with_others(call *c, int at)
 {
   if (!is_output(c, at)) return;
@@ -168,19 +179,15 @@ static void share_with_others(call *c, int at)
     char text[64];
     int named = is_output(c, other) && other < at ? other : at, with = named == at ? other : at;
     snprintf(text, sizeof text, "%s shares memory with %s", call_operand_name(c, named), call_operand_name(c, with));
-    /* Equal, one byte (of an element's size, for its alignment) at either end. */
-    const int64_t lead = (int64_t)c->operand[at].bytes, behind = (int64_t)c->operand[other].bytes;
-    const int64_t size = c->tensor[at].dtype.bits / 8 > c->tensor[other].dtype.bits / 8 ? c->tensor[at].dtype.bits / 8
-                                                                                       : c->tensor[other].dtype.bits / 8;
-    const int64_t shifts[] = {0, (behind - 1) / size * size, -((lead - 1) / size * size)};
+    int64_t bytes = (int64_t)c->operand[at].bytes, other_bytes = (int64_t)c->operand[other].bytes;
+    const int64_t shifts[] = {0, (other_bytes - 1) / 8 * 8, -((bytes - 1) / 8 * 8)};
     for (int i = 0; i < LENGTH(shifts); i++) {
-      char *place = (char *)c->tensor[other].data + c->tensor[other].byte_offset;
-      c->tensor[at].data = place + shifts[i];
-      c->tensor[at].byte_offset = 0;
       if (c->p->spec.row_gap && i) continue; /* an end may fall into a gap */
+      put_at(c, other, arena + sizeof arena / 2);
+      put_at(c, at, arena + sizeof arena / 2 + shifts[i]);
       call_refused(c, named, INVALID_PROBLEM, text);
+      call_restore(c);
     }
-    call_restore(c);
   }
 }
 
@@ -210,6 +217,26 @@ static void test_misaligned_comes_before_shared(void **state)
   c->tensor[AT_OUT].byte_offset = c->tensor[AT_TABLE].byte_offset;
   call_refused(c, AT_OUT, MISALIGNED, "out");
   call_free(c);
+}
+
+/* A run writes its workspace before it has read every input, so they must be apart. */
+static void share_workspace(call *c, int at)
+{
+  if (c->workspace_bytes == 0) return;
+  assert_true(c->workspace_bytes <= sizeof arena / 2);
+  unsigned char *workspace = c->workspace;
+  char text[64];
+  snprintf(text, sizeof text, "the workspace shares memory with %s", call_operand_name(c, at));
+  c->workspace = arena;
+  put_at(c, at, arena + (c->workspace_bytes - 1) / 8 * 8);
+  call_run_refused(c, -1, INVALID_PROBLEM, text);
+  c->workspace = workspace;
+}
+
+static void test_workspaces_that_share_memory_with_an_operand_are_refused(void **state)
+{
+  (void)state;
+  call_walk(share_workspace);
 }
 
 /* ---- Slices of one buffer, against a map of its cells ------------------------------------------------------------ */
@@ -353,6 +380,7 @@ int main(void)
       cmocka_unit_test(test_outputs_that_share_memory_with_any_operand_are_refused),
       cmocka_unit_test(test_inputs_may_share_memory),
       cmocka_unit_test(test_misaligned_comes_before_shared),
+      cmocka_unit_test(test_workspaces_that_share_memory_with_an_operand_are_refused),
       cmocka_unit_test(test_slices_of_one_buffer_are_refused_exactly_when_they_share_a_cell),
       cmocka_unit_test(test_batches_of_slices_are_refused_when_they_share_a_cell),
       cmocka_unit_test(test_column_slices_of_one_buffer_are_looked_up),

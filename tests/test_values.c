@@ -121,7 +121,7 @@ static void test_unsorted_ids_of_sorted_kinds_are_refused_at_the_first_drop(void
         call_select(c, thread_counts[t], false);
         call_accepted(c);
         call_restore(c);
-        const int64_t drops[] = {11, 39, 20, 1}; /* each found before those that follow it only when it comes first */
+        const int64_t drops[] = {11, 39, 20, 1};
         for (int i = 0; i < LENGTH(drops); i++) {
           int64_t before = get_integer(c, AT_IDS, last, drops[i] - 1), held = get_integer(c, AT_IDS, last, drops[i]);
           char text[96];
@@ -273,9 +273,10 @@ static grouping grouping_of(call *c)
 
 static void spoil_grouping(call *c, const grouping *made)
 {
-  call_run_refused(c, -1, INVALID_PROBLEM, "grouping", "NULL");
+  call_refused(c, -1, INVALID_PROBLEM, "grouping", "NULL");
   c->grouping = made->memory;
   c->grouping_bytes = 40;
+  assert_int_equal(call_can_implement(c), SHEAF_BUFFER_TOO_SMALL);
   assert_int_equal(call_run(c), SHEAF_BUFFER_TOO_SMALL);
   assert_string_equal(sheaf_last_error_info().operand, "grouping");
   assert_int_equal(sheaf_last_error_info().got, 40);
@@ -283,12 +284,12 @@ static void spoil_grouping(call *c, const grouping *made)
   call_expect_untouched(c, __LINE__);
   c->grouping = made->memory + 1;
   c->grouping_bytes = made->bytes;
-  call_run_refused(c, -1, MISALIGNED, "grouping");
+  call_refused(c, -1, MISALIGNED, "grouping");
   unsigned char *zeros = aligned_alloc(64, (made->bytes + 63) / 64 * 64);
   assert_non_null(zeros);
   memset(zeros, 0, made->bytes);
   c->grouping = zeros;
-  call_run_refused(c, -1, INVALID_PROBLEM, "not made for this description");
+  call_refused(c, -1, INVALID_PROBLEM, "not made for this description");
   free(zeros);
   c->grouping = made->memory;
   call_accepted(c);
@@ -318,7 +319,7 @@ static void test_groupings_must_be_given_whole_aligned_and_of_this_description(v
     grouping foreign = grouping_of(wider);
     c->grouping = foreign.memory;
     c->grouping_bytes = foreign.bytes;
-    call_run_refused(c, -1, INVALID_PROBLEM, "not made for this description");
+    call_refused(c, -1, INVALID_PROBLEM, "not made for this description");
     free(foreign.memory);
     free(own.memory);
     call_free(wider);

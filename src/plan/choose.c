@@ -61,8 +61,8 @@ static const char *refusal(const sheaf_plan *plan, const shf_kernel_row *row, co
 {
   if (preference->kernel && strcmp(preference->kernel, shf_plan_sku_of(row).name) != 0)
     return "another one was asked for";
-  if ((int)row->arch > (int)sheaf_isa_best()) return "this CPU lacks the instructions";
-  if (!preference->kernel && (int)row->arch > (int)sheaf_isa_current()) return "a lower instruction set is set";
+  if (!shf_plan_runs_on(row->arch, sheaf_isa_best())) return "this CPU lacks the instructions";
+  if (!preference->kernel && !shf_plan_runs_on(row->arch, sheaf_isa_current())) return "a lower instruction set is set";
   if (preference->backend == SHEAF_BACKEND_CUB) return "its backend is Bespoke, Cub was required";
   if (preference->max_workspace && (uint64_t)plan->layout.total > preference->max_workspace) {
     snprintf(buffer, size, "it needs %" PRId64 " bytes of workspace, %zu are allowed", plan->layout.total,

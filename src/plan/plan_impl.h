@@ -91,6 +91,9 @@ static inline int64_t shf_plan_index_at(const char *data, int64_t position, int 
 const shf_kernel_row *shf_plan_rows(sheaf_arch arch, sheaf_dtype element, int *count);
 sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
 
+/* Whether a CPU kernel runs where `isa` is what there is. */
+int shf_plan_runs_on(sheaf_arch arch, sheaf_isa isa);
+
 /* ---- choose.c: from a description to a row ---- */
 
 /* Copies a caller's struct, which starts with struct_size, into `known`. A larger one is accepted when what this

@@ -94,6 +94,22 @@ sheaf_sku shf_plan_sku_of(const shf_kernel_row *row)
   return sku;
 }
 
+int shf_plan_runs_on(sheaf_arch arch, sheaf_isa isa)
+{
+  switch (arch) {
+  case SHEAF_ARCH_SCALAR:
+    return 1;
+  case SHEAF_ARCH_AVX2:
+    return isa >= SHEAF_ISA_AVX2;
+  case SHEAF_ARCH_AVX512:
+    return isa >= SHEAF_ISA_AVX512;
+  case SHEAF_ARCH_SM80:
+  case SHEAF_ARCH_SM90:
+    break;
+  }
+  return 0;
+}
+
 int64_t sheaf_kernel_count(void)
 {
   int64_t count = 0;
@@ -109,7 +125,7 @@ sheaf_status sheaf_kernel_at(int64_t position, sheaf_sku *sku, int *available)
   int table = 0;
   for (; position >= tables[table].count; table++) position -= tables[table].count;
   *sku = shf_plan_sku_of(&tables[table].rows[position]);
-  if (available) *available = (int)sku->arch <= (int)sheaf_isa_best();
+  if (available) *available = shf_plan_runs_on(sku->arch, sheaf_isa_best());
   return SHEAF_OK;
 }
 

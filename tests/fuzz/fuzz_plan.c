@@ -103,7 +103,7 @@ static void want_segment(const sheaf_segment_desc *d)
 }
 
 /* Strides with gaps, shared inputs of a batch, or anything at all. */
-static void lay_out(operand *o, bool hostile)
+static void lay_out(operand *o, bool batched, bool hostile)
 {
   int rank = o->tensor.ndim;
   int64_t step = 1;
@@ -113,7 +113,7 @@ static void lay_out(operand *o, bool hostile)
     step *= o->shape[i];
     if (style == 1 && i == rank - 1 && rank > 1) step += choose(5);
   }
-  if (style == 2 && rank > 1 && !o->output) o->strides[0] = 0;
+  if (style == 2 && batched && !o->output) o->strides[0] = 0;
   if (style == 3 && rank == 3) { /* problems in between each other */
     o->strides[0] = o->shape[2] + (int64_t)choose(3);
     o->strides[1] = o->strides[0] * o->shape[0] + (int64_t)choose(3);
@@ -236,7 +236,7 @@ static void fill(const request *r, bool hostile)
     operand *o = &operands[at];
     if (!o->given || !o->own.block) continue;
     if (at == ids)
-      put_integers(o, limit, 3, choose(4) != 0, hostile);
+      put_integers(o, limit, 3, !one_in(8), hostile);
     else if (r->embedding && at == 1)
       put_integers(o, limit, 1, false, hostile);
     else if (r->embedding && at == 2)
@@ -438,7 +438,7 @@ static void make_operands(const request *r)
     if (hostile && one_in(32)) o->given = !o->given;
     if (!o->given) continue;
     if (!o->dtype) o->dtype = SHEAF_F32;
-    lay_out(o, hostile);
+    lay_out(o, r->embedding ? r->e.batch > 0 : r->s.batch > 0, hostile);
     whole = allocate(o, hostile);
   }
   fill(r, one_in(2));
@@ -476,8 +476,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
   static request r;
-  next_byte = data;
-  bytes_left = bytes;
+  read_choices(data, bytes);
+  memset(&r, 0, sizeof r);
   r.embedding = choose(2);
   r.wild = one_in(3);
   if (r.embedding)

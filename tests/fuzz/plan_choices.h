@@ -9,11 +9,26 @@
 
 static const uint8_t *next_byte;
 static size_t bytes_left;
+static uint64_t beyond; /* where the bytes end choices go on at random, the same for the same bytes */
+
+static void read_choices(const uint8_t *data, size_t bytes)
+{
+  next_byte = data;
+  bytes_left = bytes;
+  beyond = 0xCBF29CE484222325u;
+  for (size_t i = 0; i < bytes; i++) beyond = (beyond ^ data[i]) * 0x100000001B3u;
+}
 
 static unsigned choose(unsigned below)
 {
-  unsigned value = bytes_left ? *next_byte : 0;
-  if (bytes_left) next_byte++, bytes_left--;
+  unsigned value;
+  if (bytes_left) {
+    value = *next_byte++;
+    bytes_left--;
+  } else {
+    beyond = beyond * 6364136223846793005u + 1442695040888963407u;
+    value = (unsigned)(beyond >> 40) & 255;
+  }
   return below ? value % below : value;
 }
 
@@ -30,12 +45,25 @@ static int64_t hostile_number(void)
 
 /* ---- Descriptions ------------------------------------------------------------------------------------------------ */
 
+enum { TAIL = 256 };
+
 typedef struct request {
   bool embedding, wild; /* wild: fields of the description may be anything */
+  /* Each with the tail of a later version, which struct_size may claim. */
   sheaf_embedding_desc e;
+  uint8_t e_tail[TAIL];
   sheaf_segment_desc s;
+  uint8_t s_tail[TAIL];
   sheaf_preference wish;
+  uint8_t wish_tail[TAIL];
 } request;
+
+static size_t struct_size(size_t known, uint8_t *tail)
+{
+  size_t size = one_in(2) ? choose(0) : known + choose(TAIL);
+  if (one_in(4)) tail[choose(TAIL)] = 1;
+  return size;
+}
 
 static int64_t extent(const request *r, unsigned below)
 {
@@ -97,7 +125,7 @@ static void describe_embedding(request *r)
   d->bad_index = (sheaf_bad_index)option(r, 2);
   d->grad_write = (sheaf_grad_write)option(r, 2);
   if (r->wild && one_in(8)) d->device.device_type = (DLDeviceType)choose(20);
-  if (r->wild && one_in(8)) d->struct_size = (size_t)choose(0);
+  if (r->wild && one_in(8)) d->struct_size = struct_size(sizeof *d, r->e_tail);
 }
 
 static void describe_segment(request *r)
@@ -118,7 +146,7 @@ static void describe_segment(request *r)
   d->empty = (sheaf_empty)option(r, 2);
   d->bad_index = (sheaf_bad_index)option(r, 2);
   if (r->wild && one_in(8)) d->device.device_type = (DLDeviceType)choose(20);
-  if (r->wild && one_in(8)) d->struct_size = (size_t)choose(0);
+  if (r->wild && one_in(8)) d->struct_size = struct_size(sizeof *d, r->s_tail);
 }
 
 static void describe_wish(request *r)
@@ -132,7 +160,7 @@ static void describe_wish(request *r)
   if (one_in(8)) r->wish.backend = (sheaf_backend)option(r, 4);
   if (one_in(8)) r->wish.deterministic = option(r, 3);
   if (one_in(8)) r->wish.kernel = names[choose(4)];
-  if (one_in(16)) r->wish.struct_size = (size_t)choose(0);
+  if (one_in(16)) r->wish.struct_size = struct_size(sizeof r->wish, r->wish_tail);
 }
 
 #endif

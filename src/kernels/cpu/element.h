@@ -63,15 +63,15 @@ typedef uint8_t element;
 /* Per-sample weights have the table's type, f32 for quantised tables. */
 #if ELEMENT_QUANTISED
 typedef float weight;
-static inline acc weight_value(weight w) { return w; }
+static inline acc value_of(weight w) { return w; }
 #else
 typedef element weight;
 #if defined(ELEMENT_F16)
-static inline acc weight_value(weight w) { return shf_f16_to_f32(w); }
+static inline acc value_of(weight w) { return shf_f16_to_f32(w); }
 #elif defined(ELEMENT_BF16)
-static inline acc weight_value(weight w) { return shf_bf16_to_f32(w); }
+static inline acc value_of(weight w) { return shf_bf16_to_f32(w); }
 #else
-static inline acc weight_value(weight w) { return w; }
+static inline acc value_of(weight w) { return w; }
 #endif
 #endif
 
