@@ -1,7 +1,7 @@
 """bench/chart.py: a chart of fractions of the ceiling, Sheaf beside its peers, from JSON to SVG.
 
   sheaf bench all --json > bench.json
-  BENCH=--json make -s bench-peers > peers.json
+  bench/peers/run_peers.sh --json > peers.json
   python3 bench/chart.py bench.json --peers peers.json --output docs/performance.svg
 
 Where both files have a case, the peers' file counts for all bars of it, since those were measured in turn.

@@ -113,8 +113,8 @@ static void finish_probe(probe *p, int runs, double *rates)
 
 /* ---- Case and ceilings in turn ------------------------------------------------------------------------------- */
 
-/* Which ceilings a case is shown beside: the fitting one; for gradients also the plain gather, for gradients of segments
- * also plain writing, for hot rows also the gather of the very same rows. */
+/* Which ceilings a case is shown beside: the fitting one; for gradients also the plain gather, for gradients of
+ * segments also plain writing, for hot rows also the gather of the very same rows. */
 static int start_probes(probe *probes, const bench_data *data, int threads, bench_result *result)
 {
   const bench_case *c = data->c;
@@ -128,6 +128,9 @@ static int start_probes(probe *probes, const bench_data *data, int threads, benc
   else return 1;
   return 2;
 }
+
+/* Slow cases on busy machines: after so many more seconds than wanted, a few runs have to do. */
+enum { FEWEST_RUNS = 3, PATIENCE = 4 };
 
 typedef struct samples {
   double ns[BENCH_MAX_RUNS], rates[BENCH_MAX_RUNS];
@@ -151,7 +154,15 @@ static sheaf_status sample_case(bench_run *run, int sets, int *step, samples *ta
   }
 }
 
-static sheaf_status take_turns(bench_run *run, probe *probes, int probe_count, const bench_effort *effort, samples *taken)
+static bool is_enough(const samples *taken, double spent, const bench_effort *effort)
+{
+  if (taken->runs == BENCH_MAX_RUNS) return true;
+  if (spent < effort->seconds) return false;
+  return taken->runs >= effort->min_runs || (taken->runs >= FEWEST_RUNS && spent >= effort->seconds + PATIENCE);
+}
+
+static sheaf_status take_turns(bench_run *run, probe *probes, int probe_count, const bench_effort *effort,
+                               samples *taken)
 {
   const bench_data *data = run->data;
   int step = 0, sets = data->c->grouping_given ? 1 : data->sets;
@@ -159,9 +170,7 @@ static sheaf_status take_turns(bench_run *run, probe *probes, int probe_count, c
   for (int i = 0; i < probe_count; i++) choose_ways(&probes[i], data, &step);
   for (int i = 0; i < 2 && status == SHEAF_OK; i++) status = bench_run_once(run, i % sets);
   double start = bench_now();
-  while (status == SHEAF_OK && taken->runs < BENCH_MAX_RUNS) {
-    double spent = bench_now() - start;
-    if (spent >= effort->seconds && (taken->runs >= effort->min_runs || (taken->runs >= 3 && spent >= 4 + effort->seconds))) break;
+  while (status == SHEAF_OK && !is_enough(taken, bench_now() - start, effort)) {
     for (int i = 0; i < probe_count; i++)
       for (int k = 0; k < probes[i].way_count; k++) {
         point_probe(&probes[i], data, step++ % data->sets);

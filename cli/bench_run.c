@@ -16,7 +16,8 @@ static sheaf_operand add_operand(bench_run *run, void *values, sheaf_dtype dtype
   strides[0] = stride;
   strides[1] = 1;
   run->tensors[i].dl = (DLTensor){.data = values, .device = {kDLCPU, 0}, .ndim = dim ? 2 : 1,
-                                  .dtype = sheaf_dtype_to_dl(dtype), .shape = shape, .strides = stride ? strides : NULL};
+                                  .dtype = sheaf_dtype_to_dl(dtype), .shape = shape,
+                                  .strides = stride ? strides : NULL};
   return (sheaf_operand){&run->tensors[i].dl, 0};
 }
 

@@ -1,5 +1,5 @@
-/* cli/bench_stream_loops.h: the loops of bench_stream.c, forced inline so that each instruction set gets them compiled for
- * itself with hints and row sizes as constants. */
+/* cli/bench_stream_loops.h: the loops of bench_stream.c, forced inline so that each instruction set gets its own, with
+ * hints and row sizes as constants. */
 #ifndef SHEAF_CLI_BENCH_STREAM_LOOPS_H
 #define SHEAF_CLI_BENCH_STREAM_LOOPS_H
 

@@ -14,9 +14,9 @@
 static const char help[] =
   "Usage: sheaf bench [SUITE] [FILTER ...] [--threads N] [--isa NAME] [--seconds S] [--quick] [--grid] [--json]\n"
   "                   [--list]\n\n"
-  "Measures this machine's memory (reading, copying, rows gathered from and updated at random places, each in many ways\n"
-  "of which the best counts), then runs cases, each in turn with the ceiling that fits it, on cold rows. Shows the median\n"
-  "time with its spread, GB/s of bytes that had to move, and that as a fraction of the ceiling.\n\n"
+  "Measures this machine's memory (reading, copying, rows gathered from and updated at random places, each in many\n"
+  "ways of which the best counts), then runs cases, each in turn with the ceiling that fits it, on cold rows. Shows the\n"
+  "median time with its spread, GB/s of bytes that had to move, and that as a fraction of the ceiling.\n\n"
   "SUITE is lookup, bag, backward, segment, small, pathology or all (the default). Only cases whose name holds every\n"
   "FILTER are run: 'sheaf bench bag f16 D128'. The column 'quiet' is the fraction with both sides at their 90th\n"
   "percentile, which a busy machine disturbs least; runs that the kernel interrupts are repeated.\n\n"

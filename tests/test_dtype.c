@@ -36,7 +36,7 @@ static float float_of(uint32_t bits)
   return value;
 }
 
-/* ---- What a format's patterns mean, and the nearest of them -------------------------------------------------------- */
+/* ---- What a format's patterns mean, and the nearest of them ------------------------------------------------------ */
 
 typedef struct format {
   const char *name;
@@ -58,7 +58,8 @@ static int make_values(void **state)
     for (int pattern = 0; pattern <= formats[f].infinity; pattern++) {
       int exponent = pattern >> formats[f].mantissa_bits, mantissa = pattern - (exponent << formats[f].mantissa_bits);
       if (exponent) mantissa += 1 << formats[f].mantissa_bits;
-      formats[f].value[pattern] = ldexp(mantissa, (exponent ? exponent : 1) - formats[f].bias - formats[f].mantissa_bits);
+      formats[f].value[pattern] =
+          ldexp(mantissa, (exponent ? exponent : 1) - formats[f].bias - formats[f].mantissa_bits);
     }
   return 0;
 }
@@ -149,7 +150,8 @@ static void test_every_exponent_rounds_to_the_nearest(void **state)
 {
   (void)state;
   for (uint32_t high = 0; high < 0x10000; high++) {
-    const uint32_t low[] = {0, 1, 0x7ff, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x7fff, 0x8000, 0x8001, 0xefff, 0xf000, 0xffff};
+    const uint32_t low[] = {0,      1,      0x7ff,  0x0fff, 0x1000, 0x1001, 0x1fff,
+                            0x2000, 0x7fff, 0x8000, 0x8001, 0xefff, 0xf000, 0xffff};
     for (int i = 0; i < LENGTH(low); i++)
       for (int f = 0; f < LENGTH(formats); f++) check_narrow(&formats[f], high << 16 | low[i]);
   }
@@ -189,13 +191,13 @@ static void test_known_conversions(void **state)
   static const struct {
     float value;
     uint16_t f16, bf16;
-  } known[] = {{0.0f, 0x0000, 0x0000},           {-0.0f, 0x8000, 0x8000},          {1.0f, 0x3c00, 0x3f80},
-               {-2.5f, 0xc100, 0xc020},          {65504.0f, 0x7bff, 0x4780},       {65519.996f, 0x7bff, 0x4780},
-               {65520.0f, 0x7c00, 0x4780},       {0x1p-14f, 0x0400, 0x3880},       {0x1p-24f, 0x0001, 0x3380},
-               {0x1p-25f, 0x0000, 0x3300},       {0x1.000002p-25f, 0x0001, 0x3300}, {0x1.8p-24f, 0x0002, 0x33c0},
-               {0x1p-149f, 0x0000, 0x0000},      {0x1p-133f, 0x0000, 0x0001},      {0x1p-134f, 0x0000, 0x0000},
-               {0x1.8p-133f, 0x0000, 0x0002},    {0x1.fep127f, 0x7c00, 0x7f7f},    {0x1.fffffep127f, 0x7c00, 0x7f80},
-               {INFINITY, 0x7c00, 0x7f80},       {-INFINITY, 0xfc00, 0xff80}};
+  } known[] = {{0.0f, 0x0000, 0x0000},        {-0.0f, 0x8000, 0x8000},           {1.0f, 0x3c00, 0x3f80},
+               {-2.5f, 0xc100, 0xc020},       {65504.0f, 0x7bff, 0x4780},        {65519.996f, 0x7bff, 0x4780},
+               {65520.0f, 0x7c00, 0x4780},    {0x1p-14f, 0x0400, 0x3880},        {0x1p-24f, 0x0001, 0x3380},
+               {0x1p-25f, 0x0000, 0x3300},    {0x1.000002p-25f, 0x0001, 0x3300}, {0x1.8p-24f, 0x0002, 0x33c0},
+               {0x1p-149f, 0x0000, 0x0000},   {0x1p-133f, 0x0000, 0x0001},       {0x1p-134f, 0x0000, 0x0000},
+               {0x1.8p-133f, 0x0000, 0x0002}, {0x1.fep127f, 0x7c00, 0x7f7f},     {0x1.fffffep127f, 0x7c00, 0x7f80},
+               {INFINITY, 0x7c00, 0x7f80},    {-INFINITY, 0xfc00, 0xff80}};
   for (int i = 0; i < LENGTH(known); i++) {
     assert_int_equal(sheaf_f32_to_f16(known[i].value), known[i].f16);
     assert_int_equal(sheaf_f32_to_bf16(known[i].value), known[i].bf16);
@@ -210,7 +212,8 @@ static void test_known_conversions(void **state)
 static void test_conversions_do_not_depend_on_the_floating_point_mode(void **state)
 {
   (void)state;
-  static const float values[] = {0x1.8p-24f, 0x1p-25f, 0x1.000002p-25f, 0x1p-133f, 0x1.8p-133f, 1.0009f, -1.0009f, 65520.0f, 0x1.fffffep127f};
+  static const float values[] = {0x1.8p-24f, 0x1p-25f, 0x1.000002p-25f, 0x1p-133f,      0x1.8p-133f,
+                                 1.0009f,    -1.0009f, 65520.0f,        0x1.fffffep127f};
   static const uint16_t halves[] = {0x0001, 0x03ff, 0x8001, 0x3c01, 0x0400};
   uint16_t narrowed[2][LENGTH(values)];
   uint32_t widened[2][LENGTH(halves)];
@@ -246,7 +249,8 @@ static void test_bytes_of_rows(void **state)
   static const struct {
     sheaf_dtype dtype;
     int64_t bytes; /* of an element */
-  } plain[] = {{SHEAF_F32, 4}, {SHEAF_F64, 8}, {SHEAF_F16, 2}, {SHEAF_BF16, 2}, {SHEAF_I32, 4}, {SHEAF_I64, 8}, {SHEAF_U8, 1}};
+  } plain[] = {{SHEAF_F32, 4}, {SHEAF_F64, 8}, {SHEAF_F16, 2}, {SHEAF_BF16, 2},
+               {SHEAF_I32, 4}, {SHEAF_I64, 8}, {SHEAF_U8, 1}};
   const int64_t dims[] = {0, 1, 2, 3, 127, 128, (int64_t)1 << 40};
   for (int d = 0; d < LENGTH(dims); d++) {
     for (int i = 0; i < LENGTH(plain); i++) {
@@ -273,8 +277,9 @@ static void test_dlpack_types_there_and_back(void **state)
   static const struct {
     sheaf_dtype dtype;
     uint8_t code, bits;
-  } known[] = {{SHEAF_F32, kDLFloat, 32},  {SHEAF_F64, kDLFloat, 64}, {SHEAF_F16, kDLFloat, 16}, {SHEAF_BF16, kDLBfloat, 16},
-               {SHEAF_I32, kDLInt, 32},    {SHEAF_I64, kDLInt, 64},   {SHEAF_U8, kDLUInt, 8}};
+  } known[] = {{SHEAF_F32, kDLFloat, 32},   {SHEAF_F64, kDLFloat, 64}, {SHEAF_F16, kDLFloat, 16},
+               {SHEAF_BF16, kDLBfloat, 16}, {SHEAF_I32, kDLInt, 32},   {SHEAF_I64, kDLInt, 64},
+               {SHEAF_U8, kDLUInt, 8}};
   for (int i = 0; i < LENGTH(known); i++) {
     DLDataType type = sheaf_dtype_to_dl(known[i].dtype);
     assert_true(type.code == known[i].code && type.bits == known[i].bits && type.lanes == 1);
@@ -300,18 +305,18 @@ static void test_dlpack_types_there_and_back(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_pattern_has_its_value),
-      cmocka_unit_test(test_every_pattern_makes_the_round_trip),
-      cmocka_unit_test(test_values_and_ties_round_to_the_nearest),
-      cmocka_unit_test(test_every_exponent_rounds_to_the_nearest),
-      cmocka_unit_test(test_random_floats_round_to_the_nearest),
-      cmocka_unit_test(test_all_floats_round_to_the_nearest),
-      cmocka_unit_test(test_known_conversions),
+    cmocka_unit_test(test_every_pattern_has_its_value),
+    cmocka_unit_test(test_every_pattern_makes_the_round_trip),
+    cmocka_unit_test(test_values_and_ties_round_to_the_nearest),
+    cmocka_unit_test(test_every_exponent_rounds_to_the_nearest),
+    cmocka_unit_test(test_random_floats_round_to_the_nearest),
+    cmocka_unit_test(test_all_floats_round_to_the_nearest),
+    cmocka_unit_test(test_known_conversions),
 #if defined(__x86_64__)
-      cmocka_unit_test(test_conversions_do_not_depend_on_the_floating_point_mode),
+    cmocka_unit_test(test_conversions_do_not_depend_on_the_floating_point_mode),
 #endif
-      cmocka_unit_test(test_bytes_of_rows),
-      cmocka_unit_test(test_dlpack_types_there_and_back),
+    cmocka_unit_test(test_bytes_of_rows),
+    cmocka_unit_test(test_dlpack_types_there_and_back),
   };
   return cmocka_run_group_tests(tests, make_values, NULL);
 }

@@ -70,7 +70,8 @@ static void test_every_combination_is_listed_exactly_once(void **state)
             int found = seen[category][kind][element][index][arch];
             if (found != expected)
               fail_msg("category %d, kind %d, %s, %s, arch %d: %d kernels instead of %d", category, kind,
-                       sheaf_dtype_name((sheaf_dtype)element), sheaf_dtype_name((sheaf_dtype)index), arch, found, expected);
+                       sheaf_dtype_name((sheaf_dtype)element), sheaf_dtype_name((sheaf_dtype)index), arch, found,
+                       expected);
           }
 }
 

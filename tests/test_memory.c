@@ -16,7 +16,7 @@
 #include "support/call.h"
 #include "support/problem_run.h"
 
-/* ---- An allocator that counts, fails on demand, and knows its blocks ----------------------------------------------- */
+/* ---- An allocator that counts, fails on demand, and knows its blocks --------------------------------------------- */
 
 enum { MOST_BLOCKS = 64 };
 
@@ -83,8 +83,8 @@ static int use_own_heap(void **state)
   return sheaf_set_allocator(NULL) == SHEAF_OK && live_blocks() == 0 && heap.wrong == 0 ? 0 : -1;
 }
 
-/* Makes allocation 0, 1, 2 ... of a call fail until it succeeds; the number of allocations it makes. `clean` looks at what a
- * failing call leaves. */
+/* Makes allocation 0, 1, 2 ... of a call fail until it succeeds; the number of allocations it makes. `clean` looks
+ * at what a failing call leaves. */
 static int64_t fail_in_turn(sheaf_status (*try)(void *), void *context, void (*clean)(void *))
 {
   for (int64_t failing = 0;; failing++) {
@@ -118,7 +118,8 @@ static sheaf_status try_select(void *context)
   sheaf_embedding_desc embedding = embedding_of((sheaf_embedding_kind)s->kind);
   sheaf_segment_desc segment = segments_of((sheaf_segment_kind)(s->kind - 8));
   s->plan = (sheaf_plan *)(void *)s;
-  return s->kind < 8 ? sheaf_embedding_select(&embedding, NULL, &s->plan) : sheaf_segment_select(&segment, NULL, &s->plan);
+  return s->kind < 8 ? sheaf_embedding_select(&embedding, NULL, &s->plan)
+                     : sheaf_segment_select(&segment, NULL, &s->plan);
 }
 
 static void expect_no_plan(void *context) { assert_null(((selection *)context)->plan); }
@@ -334,8 +335,8 @@ static void test_no_bytes_are_no_table(void **state)
 static void test_absurd_tables_are_refused(void **state)
 {
   (void)state;
-  const size_t absurd[] = {SIZE_MAX, SIZE_MAX - 1,           SIZE_MAX - HUGE_PAGE,  SIZE_MAX - 3 * HUGE_PAGE, SIZE_MAX / 2 + 1,
-                           SIZE_MAX / 2, (size_t)1 << 62, (size_t)1 << 57};
+  const size_t absurd[] = {SIZE_MAX,         SIZE_MAX - 1, SIZE_MAX - HUGE_PAGE, SIZE_MAX - 3 * HUGE_PAGE,
+                           SIZE_MAX / 2 + 1, SIZE_MAX / 2, (size_t)1 << 62,      (size_t)1 << 57};
   for (int i = 0; i < LENGTH(absurd); i++) {
     void *memory = &memory;
     char text[32];

@@ -1,4 +1,4 @@
-/* test_operands.c: every operand of every kind, spoilt in every way: what can_implement and run say, and in which order. */
+/* test_operands.c: every operand of every kind, spoilt in every way: what can_implement and run say, and in order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -86,7 +86,8 @@ static void test_operands_of_other_kinds_are_ignored(void **state)
     call *c = call_make(&spec);
     DLTensor nonsense = {.ndim = -5};
     for (int at = 0; at < c->operands; at++) {
-      bool weights = call_is_embedding(c) && kind != SHEAF_BAG_MAX_BACKWARD && (at == AT_WEIGHTS || at == AT_WEIGHTS_GRAD);
+      bool weights =
+          call_is_embedding(c) && kind != SHEAF_BAG_MAX_BACKWARD && (at == AT_WEIGHTS || at == AT_WEIGHTS_GRAD);
       if (!c->operand[at].tensor && !weights) c->operand[at] = (sheaf_operand){&nonsense, 1};
     }
     call_accepted(c);
@@ -280,8 +281,8 @@ static void test_missing_and_misaligned_data_is_refused(void **state)
 
 /* ---- Order ------------------------------------------------------------------------------------------------------- */
 
-/* Of two operands that are wrong in the same way the first is named; a shape comes before any length, a length before any
- * alignment. */
+/* Of two operands that are wrong in the same way the first is named; a shape comes before any length, a length
+ * before any alignment. */
 static void test_operands_are_checked_in_order(void **state)
 {
   (void)state;

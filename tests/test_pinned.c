@@ -1,4 +1,4 @@
-/* test_pinned.c: numbers and names that are part of the ABI: written out here again, so that no edit of a list moves them. */
+/* test_pinned.c: numbers and names that are part of the ABI, written out again: no edit of a list may move them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -191,12 +191,12 @@ static void test_init_macros_leave_zero_but_for_the_size(void **state)
     sheaf_segment_args segment_args;
     sheaf_preference preference;
   } made;
-#define CHECK_INIT(type, init)                                                                                         \
-  do {                                                                                                                 \
-    const type fresh = init;                                                                                           \
-    memcpy(&made, &fresh, sizeof fresh);                                                                               \
-    assert_int_equal(made.size, sizeof fresh);                                                                         \
-    assert_int_equal(offsetof(type, struct_size), 0);                                                                  \
+#define CHECK_INIT(type, init)                        \
+  do {                                                \
+    const type fresh = init;                          \
+    memcpy(&made, &fresh, sizeof fresh);              \
+    assert_int_equal(made.size, sizeof fresh);        \
+    assert_int_equal(offsetof(type, struct_size), 0); \
   } while (0)
   CHECK_INIT(sheaf_embedding_desc, SHEAF_EMBEDDING_DESC_INIT);
   CHECK_INIT(sheaf_embedding_args, SHEAF_EMBEDDING_ARGS_INIT);

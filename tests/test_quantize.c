@@ -1,4 +1,4 @@
-/* test_quantize.c: rows packed to int8 and int4: the bytes of known rows, every refusal, and what a refusal leaves alone. */
+/* test_quantize.c: rows packed to int8 and int4: the bytes of known rows, and every refusal. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +57,8 @@ static void expect_bytes(sheaf_dtype dtype, const float *row, int64_t dim, const
   if (sheaf_quantize_rows(dtype, &p.rows, &p.packed) != SHEAF_OK) fail_msg("%s", sheaf_last_error());
   for (int64_t i = 0; i < width; i++)
     if (p.bytes[i] != expected[i])
-      fail_msg("%s, %d columns: byte %d is %02x instead of %02x", sheaf_dtype_name(dtype), (int)dim, (int)i, p.bytes[i], expected[i]);
+      fail_msg("%s, %d columns: byte %d is %02x instead of %02x", sheaf_dtype_name(dtype), (int)dim, (int)i, p.bytes[i],
+               expected[i]);
   assert_int_equal(p.bytes[width], 0xEE);
 }
 
@@ -147,8 +148,8 @@ static void test_rows_may_be_further_apart_than_they_are_wide(void **state)
 /* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 /* Both directions refuse with this status, these words, this operand, and write nothing. */
-static void expect_refusal(pair *p, sheaf_dtype dtype, sheaf_status status, const char *operand, const char *const *words,
-                           int line)
+static void expect_refusal(pair *p, sheaf_dtype dtype, sheaf_status status, const char *operand,
+                           const char *const *words, int line)
 {
   const pair before = *p;
   for (int direction = 0; direction < 2; direction++) {
@@ -175,7 +176,8 @@ static void test_other_types_cannot_be_packed(void **state)
     pair p;
     if (dtype == SHEAF_INT8 || dtype == SHEAF_INT4) continue;
     lay_out(&p, SHEAF_INT8, 2, 3);
-    refuses(&p, (sheaf_dtype)dtype, UNSUPPORTED, NULL, "int8 or int4", sheaf_dtype_name((sheaf_dtype)dtype), number(dtype));
+    refuses(&p, (sheaf_dtype)dtype, UNSUPPORTED, NULL, "int8 or int4", sheaf_dtype_name((sheaf_dtype)dtype),
+            number(dtype));
   }
 }
 

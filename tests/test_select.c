@@ -95,7 +95,7 @@ static void test_later_structs_are_taken_when_their_tail_is_zero(void **state)
     sheaf_plan_free(embedding_plan(later_version(&lookup, sizeof lookup, tails[i], -1), NULL));
     sheaf_plan_free(segment_plan(later_version(&segments, sizeof segments, tails[i], -1), NULL));
     sheaf_plan_free(embedding_plan(&lookup, later_version(&wish, sizeof wish, tails[i], -1)));
-    for (long set = 0; set < (long)tails[i]; set += tails[i] > 8 ? 333 : 1) {
+    for (long set = 0; set<(long)tails[i]; set += tails[i]> 8 ? 333 : 1) {
       refuses_embedding(later_version(&lookup, sizeof lookup, tails[i], set), NULL, INVALID_PROBLEM, "desc",
                         number((int64_t)sizeof lookup + set), SHEAF_VERSION_STRING);
       refuses_segment(later_version(&segments, sizeof segments, tails[i], set), NULL, INVALID_PROBLEM, "desc",

@@ -1,4 +1,4 @@
-/* test_strides.c: strides that cannot be walked, problems and operands that share memory, and those that only look so. */
+/* test_strides.c: strides that cannot be walked; operands that share memory, and those that only look so. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,8 @@ static void spoil_row_stride(call *c, int at)
   const int64_t negative[] = {-1, -columns, -1000000};
   for (int i = 0; i < LENGTH(negative); i++) {
     c->strides[at][row] = negative[i];
-    call_refused(c, at, INVALID_PROBLEM, name, leads ? "dimensions" : "negative stride", leads ? "" : number(negative[i]));
+    call_refused(c, at, INVALID_PROBLEM, name, leads ? "dimensions" : "negative stride",
+                 leads ? "" : number(negative[i]));
   }
   const int64_t folded[] = {0, columns - 1};
   for (int i = 0; i < LENGTH(folded); i++) {
@@ -81,7 +82,8 @@ static void test_leading_dimensions_must_lie_one_behind_the_other(void **state)
   (void)state;
   const struct {
     int64_t outer, inner;
-  } wrong[] = {{7, 1}, {5, 1}, {0, 1}, {-6, 1}, {1, 2}, {1, -1}, {6, -1}, {-1, -1}, {0, 0}, {12, 2}, {INT64_MAX, 1}, {1, INT64_MIN}};
+  } wrong[] = {{7, 1},  {5, 1},   {0, 1}, {-6, 1}, {1, 2},         {1, -1},
+               {6, -1}, {-1, -1}, {0, 0}, {12, 2}, {INT64_MAX, 1}, {1, INT64_MIN}};
   for (int kind = SHEAF_LOOKUP; kind <= SHEAF_BAG_MAX; kind++) {
     problem_spec spec = call_spec(kind);
     spec.bag_form = SHEAF_BAGS_MATRIX;
@@ -246,7 +248,8 @@ enum { POOL = 1400 };
 /* Marks the cells of [batch, rows, columns]; whether one was marked before. */
 static bool mark(unsigned char *map, const call *c, int at, int64_t base, unsigned char with)
 {
-  int64_t batch = is_batched(c) ? c->shape[at][0] : 1, rows = c->shape[at][is_batched(c)], columns = c->shape[at][is_batched(c) + 1];
+  int64_t batch = is_batched(c) ? c->shape[at][0] : 1, rows = c->shape[at][is_batched(c)],
+          columns = c->shape[at][is_batched(c) + 1];
   bool met = false;
   for (int64_t b = 0; b < batch; b++)
     for (int64_t r = 0; r < rows; r++)
@@ -305,8 +308,8 @@ static void check_random_slices(int64_t batch, int trials)
     free(pool);
     call_free(c);
   }
-  print_message("%d pairs of slices: %d share memory, %d are accepted, %d are refused for their batch stride\n", trials, shared,
-                disjoint, cautious);
+  print_message("%d pairs of slices: %d share memory, %d are accepted, %d are refused for their batch stride\n", trials,
+                shared, disjoint, cautious);
   assert_true(shared > trials / 20 && disjoint > trials / 20);
 }
 

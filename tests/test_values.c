@@ -48,7 +48,8 @@ static void wrong_offset(call *c, int64_t i, int64_t value, int64_t other)
 {
   char place[96];
   int64_t last = c->p->spec.batch ? c->p->spec.batch - 1 : 0, before = get_integer(c, AT_OFFSETS, last, i);
-  snprintf(place, sizeof place, "offsets[%lld] of problem %lld is %lld", (long long)i, (long long)last, (long long)value);
+  snprintf(place, sizeof place, "offsets[%lld] of problem %lld is %lld", (long long)i, (long long)last,
+           (long long)value);
   set_integer(c, AT_OFFSETS, last, i, value);
   call_run_refused(c, AT_OFFSETS, INVALID_PROBLEM, place, number(other));
   check_info(i, value, 1);
@@ -65,7 +66,8 @@ static void test_offsets_start_at_0_do_not_decrease_and_stay_within_the_indices(
       spec.offset_dtype = form & 2 ? SHEAF_I64 : SHEAF_I32;
       spec.batch = form & 4 ? 3 : 0;
       call *c = call_make(&spec);
-      int64_t last = spec.batch ? spec.batch - 1 : 0, entries = spec.bags + (form & 1), smallest = form & 2 ? INT64_MIN : INT32_MIN;
+      int64_t last = spec.batch ? spec.batch - 1 : 0, entries = spec.bags + (form & 1),
+              smallest = form & 2 ? INT64_MIN : INT32_MIN;
       const int64_t good[] = {0, 3, 3, 12, 12};
       for (int64_t i = 0; i < entries; i++) set_integer(c, AT_OFFSETS, last, i, good[i]);
       call_accepted(c);
@@ -171,13 +173,14 @@ static void put_index(call *c, const index_operand *index, int64_t in_problem, i
     *(int32_t *)place = (int32_t)value;
 }
 
-/* Good indices everywhere, then three bad ones in the last problem: the first and the last entry that may be (ids of sorted
- * kinds stay sorted), and one more behind the first. */
+/* Good indices everywhere, then three bad ones in the last problem: the first and the last entry that may be (ids
+ * of sorted kinds stay sorted), and one more behind the first. */
 static void put_bad_indices(call *c, const index_operand *index, int64_t low, int64_t high, int64_t *first)
 {
   int64_t problems = c->p->spec.batch ? c->p->spec.batch : 1, last = problems - 1;
   for (int64_t p = 0; p < problems; p++)
-    for (int64_t i = 0; i < index->entries; i++) put_index(c, index, p, i, i < index->entries / 2 ? 0 : index->limit - 1);
+    for (int64_t i = 0; i < index->entries; i++)
+      put_index(c, index, p, i, i < index->entries / 2 ? 0 : index->limit - 1);
   if (index->absent) put_index(c, index, 0, 1, index->absent);
   *first = last * index->entries;
   put_index(c, index, last, 0, low);

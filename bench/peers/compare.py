@@ -12,8 +12,8 @@ import traceback
 
 
 def share_openmp():
-  """Starts again with PyTorch's own OpenMP library in front, so that there is one set of threads and not two that get in
-  each other's way."""
+  """Starts again with PyTorch's own OpenMP library in front, so that there is one set of threads and not two that get
+  in each other's way."""
   if "SHEAF_PEERS_STARTED" in os.environ:
     return
   torch_folder = importlib.util.find_spec("torch").submodule_search_locations[0]
@@ -68,7 +68,8 @@ def check_agreement(name, result, data):
   """Contenders that do not compute the same are not worth comparing. (Gradients are left to the tests, and FBGEMM's
   quantised rows are its own.)"""
   p = data.problem
-  if p.mode in ("bag_sum_backward", "segment_sum_backward") or (name.startswith("fbgemm") and p.dtype in ("int8", "int4")):
+  quantized = p.dtype in ("int8", "int4")
+  if p.mode in ("bag_sum_backward", "segment_sum_backward") or (name.startswith("fbgemm") and quantized):
     return
   ours, theirs = data.expected.double(), result.double().view(data.expected.shape)
   worst = (ours - theirs).abs().max().item()
@@ -173,7 +174,8 @@ def check_ceilings(options, library, table, threads):
     ("read", 0, flat.numel() * 4, {"torch.sum": lambda n: flat.view(torch.int64).sum()}),
     ("copy", flat.numel() * 2, flat.numel() * 4,
      {"torch.copy_": lambda n: flat[flat.numel() // 2:].copy_(flat[:flat.numel() // 2])}),
-    ("gather", 0, moved, {"torch.embedding_bag of 500": lambda n: functional.embedding_bag(sets[n], rows, bags, mode="sum")}),
+    ("gather", 0, moved,
+     {"torch.embedding_bag of 500": lambda n: functional.embedding_bag(sets[n], rows, bags, mode="sum")}),
     ("gather", 0, moved + out.numel() * 4,
      {"torch.index_select (reads and writes)": lambda n: torch.index_select(rows, 0, sets[n], out=out)}),
   ]
@@ -230,8 +232,8 @@ def wanted_problems(options):
 
 
 def parse_options():
-  parser = argparse.ArgumentParser(description="Runs the same cases through Sheaf, PyTorch and FBGEMM in turn and prints "
-                                   "how many times as long each peer takes (above 1: Sheaf is faster).")
+  parser = argparse.ArgumentParser(description="Runs the same cases through Sheaf, PyTorch and FBGEMM in turn and "
+                                   "prints how many times as long each peer takes (above 1: Sheaf is faster).")
   parser.add_argument("--library", default="build/libsheaf.so", help="Sheaf's shared library")
   parser.add_argument("--stream", default="", help="cli/bench_stream.c as a shared library, for the ceilings")
   parser.add_argument("--threads", type=int, default=0, help="default: one, then as many as there are cores")

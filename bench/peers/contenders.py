@@ -46,8 +46,9 @@ def sheaf_plan(library, data):
     plan = Plan(library, "segment", desc, operands, data.threads)
     return (lambda number: plan()), plan
   backward = p.mode == "bag_sum_backward"
-  desc = dict(common, kind=EMBEDDING_KINDS.get(p.mode, EMBEDDING_KINDS["bag_sum"]), rows=p.rows, indices=p.count, bags=p.bags,
-              weighted=p.mode == "weighted", has_padding=p.mode == "padded")
+  kind = EMBEDDING_KINDS.get(p.mode, EMBEDDING_KINDS["bag_sum"])
+  desc = dict(common, kind=kind, rows=p.rows, indices=p.count, bags=p.bags, weighted=p.mode == "weighted",
+              has_padding=p.mode == "padded")
   operands = [("table_grad" if backward else "table", data.table, p.dtype), ("indices", data.index_sets[0], "i64"),
               ("grad_out" if backward else "out", data.out, p.plain_dtype)]
   if p.length:
@@ -129,24 +130,28 @@ def fbgemm_inference(data, sets, offsets, pooling):
   return call
 
 
-def fbgemm_training(data, sets, offsets, pooling):
+def fbgemm_training(data, sets, offsets, pooling, optimizer="sgd"):
   """Its kernels for training: f32 and f16. Gives (forward, tensor whose gradient updates the rows)."""
   p = data.problem
   weights = data.table.reshape(-1)
   bits = max(p.rows - 1, 1).bit_length()
   fixed = (weights, torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64),
-           torch.tensor([0, p.dim], dtype=torch.int32), p.dim, p.dim, torch.tensor([0, p.rows], dtype=torch.int64), bits)
-  op = torch.ops.fbgemm.split_embedding_codegen_lookup_sgd_function_cpu.default
+           torch.tensor([0, p.dim], dtype=torch.int32), p.dim, p.dim, torch.tensor([0, p.rows]), bits)
+  op = getattr(torch.ops.fbgemm, f"split_embedding_codegen_lookup_{optimizer}_function_cpu").default
+  settings = (0.01,)  # learning rate
+  if optimizer == "rowwise_adagrad":
+    momentum = (torch.zeros(p.rows), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    settings = (*momentum, 1e-8, 0.01, 0.0, 0, 0.0)
 
   def call(number):
-    return op(*fixed, sets[number], offsets, pooling, data.float_weights, None, False, 0.0, False, 0.01,
-              0 if p.plain_dtype == "f32" else 1)
+    return op(*fixed, sets[number], offsets, pooling, data.float_weights, None, False, 0.0, False, *settings,
+              output_dtype=0 if p.plain_dtype == "f32" else 1)
   return call, weights
 
 
-def fbgemm_backward(data):
-  """Backward with its fused update of the touched rows (SGD); the forward pass before it is not timed."""
-  forward, weights = fbgemm_training(data, data.index_sets, data.offsets, SUM)
+def fbgemm_backward(data, optimizer):
+  """Backward with its fused update of the touched rows; the forward pass before it is not timed."""
+  forward, weights = fbgemm_training(data, data.index_sets, data.offsets, SUM, optimizer)
   weights.requires_grad_(True)
   state = {}
 
@@ -165,7 +170,8 @@ def fbgemm_calls(data):
   if not hasattr(torch.ops.fbgemm, "int_nbit_split_embedding_codegen_lookup_function"):
     return {}
   if p.mode == "bag_sum_backward":
-    return {"fbgemm.sgd_backward": fbgemm_backward(data)} if p.dtype == "f32" else {}
+    return {f"fbgemm.{optimizer}": fbgemm_backward(data, optimizer)
+            for optimizer in ("sgd", "rowwise_adagrad")}
   if p.mode in ("bag_max", "padded", "unsorted_segment_sum", "segment_sum_backward") or p.dtype not in NBIT_TYPES:
     return {}
   if p.mode == "segment_sum":  # bags of consecutive rows

@@ -7,7 +7,8 @@ import ctypes as c
 DTYPES = {"f32": 1, "f64": 2, "f16": 3, "bf16": 4, "i32": 5, "i64": 6, "u8": 7, "int8": 8, "int4": 9}
 ITEM_BYTES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 # DLPack's codes: int 0, uint 1, float 2, bfloat 4.
-DL_TYPES = {"f32": (2, 32), "f64": (2, 64), "f16": (2, 16), "bf16": (4, 16), "i32": (0, 32), "i64": (0, 64), "u8": (1, 8)}
+DL_TYPES = {"f32": (2, 32), "f64": (2, 64), "f16": (2, 16), "bf16": (4, 16), "i32": (0, 32), "i64": (0, 64),
+            "u8": (1, 8)}
 EMBEDDING_KINDS = {"lookup": 0, "lookup_backward": 1, "bag_sum": 2, "bag_mean": 3, "bag_sum_backward": 4,
                    "bag_mean_backward": 5, "bag_max": 6, "bag_max_backward": 7}
 SEGMENT_KINDS = {"segment_sum": 0, "segment_sum_backward": 1, "segment_mean": 2, "segment_max": 4,

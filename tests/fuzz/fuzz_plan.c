@@ -1,8 +1,9 @@
-/* fuzz_plan.c: any description, preference and operands: refused with a reason, or run within their memory, always the same.
+/* fuzz_plan.c: any description, preference and operands: refused with a reason, or run within their memory.
  *
- * The bytes are read as a list of choices. Most describe a small problem that is nearly right; some of its parts are then
- * hostile: extents, struct_size, ranks, strides, lengths, shared buffers, indices. Every operand has memory of its own of
- * exactly the bytes it says (unless it shares another's), so that a sanitizer sees each step beyond. Held to be true:
+ * The bytes are read as a list of choices. Most describe a small problem that is nearly right; some of its parts are
+ * then hostile: extents, struct_size, ranks, strides, lengths, shared buffers, indices. Every operand has memory of its
+ * own of exactly the bytes it says (unless it shares another's), so that a sanitizer sees each step beyond. Held to be
+ * true:
  *   - a refusal has a status that fits, a text, and no plan;
  *   - run refuses what can_implement refuses, in the same words;
  *   - a run that fails leaves its outputs as they were;
@@ -23,19 +24,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 enum { OPERANDS = 9, RANK = 5, LARGEST_OPERAND = 1 << 16, LARGEST_WORKSPACE = 1 << 24 };
 
-#define REQUIRE(condition)                                                                                              \
-  do {                                                                                                                  \
-    if (!(condition)) {                                                                                                 \
-      fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, sheaf_last_error());                       \
-      abort();                                                                                                          \
-    }                                                                                                                   \
+#define REQUIRE(condition)                                                                        \
+  do {                                                                                            \
+    if (!(condition)) {                                                                           \
+      fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, sheaf_last_error()); \
+      abort();                                                                                    \
+    }                                                                                             \
   } while (0)
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
 typedef struct memory {
-  uint8_t *block;  /* NULL: shares that of another */
-  uint8_t *start;  /* the bytes an output may change, and what they held */
+  uint8_t *block; /* NULL: shares that of another */
+  uint8_t *start; /* the bytes an output may change, and what they held */
   uint8_t *before;
   size_t bytes;
 } memory;
@@ -66,26 +67,39 @@ static void want(int at, bool output, sheaf_dtype dtype, int64_t batch, int64_t 
   o->tensor.ndim = rank;
 }
 
-static bool is_extreme(int kind) { return kind == 4 || kind == 5 || kind == 11 || kind == 12 || kind == 13 || kind == 14 || kind == 16 || kind == 17; }
-static bool is_segment_backward(int kind) { return kind == 1 || kind == 3 || kind == 8 || kind == 10 || (kind >= 13 && kind != 18); }
+static bool is_extreme(int kind)
+{
+  return kind == 4 || kind == 5 || kind == 11 || kind == 12 || kind == 13 || kind == 14 || kind == 16 || kind == 17;
+}
+static bool is_segment_backward(int kind)
+{
+  return kind == 1 || kind == 3 || kind == 8 || kind == 10 || (kind >= 13 && kind != 18);
+}
 
 static void want_embedding(const sheaf_embedding_desc *d)
 {
-  bool lookup = d->kind <= 1, forward = d->kind == 0 || d->kind == 2 || d->kind == 3 || d->kind == 6, max_backward = d->kind == 7;
+  bool lookup = d->kind <= 1, forward = d->kind == 0 || d->kind == 2 || d->kind == 3 || d->kind == 6,
+       max_backward = d->kind == 7;
   bool quantised = d->dtype == SHEAF_INT8 || d->dtype == SHEAF_INT4;
-  sheaf_dtype weights = quantised ? SHEAF_F32 : d->dtype, out = quantised ? (d->out_dtype ? d->out_dtype : SHEAF_F32) : d->dtype;
+  sheaf_dtype weights = quantised ? SHEAF_F32 : d->dtype,
+              out = quantised ? (d->out_dtype ? d->out_dtype : SHEAF_F32) : d->dtype;
   int64_t outer = lookup ? d->indices : d->bags;
   bool matrix = !lookup && !max_backward && d->bag_form == SHEAF_BAGS_MATRIX;
   bool weights_grad = !forward && d->weighted && choose(2), table_grad = !weights_grad || choose(2);
   if (forward || weights_grad)
-    want(0, false, quantised ? SHEAF_U8 : d->dtype, d->batch, d->rows, quantised ? sheaf_dtype_row_bytes(d->dtype, d->dim) : d->dim);
-  if (!max_backward) want(1, false, d->index_dtype, d->batch, matrix ? d->bags : d->indices, matrix ? (d->bags ? d->indices / d->bags : 0) : -1);
+    want(0, false, quantised ? SHEAF_U8 : d->dtype, d->batch, d->rows,
+         quantised ? sheaf_dtype_row_bytes(d->dtype, d->dim) : d->dim);
+  if (!max_backward)
+    want(1, false, d->index_dtype, d->batch, matrix ? d->bags : d->indices,
+         matrix ? (d->bags ? d->indices / d->bags : 0) : -1);
   if (!lookup && !max_backward && !matrix)
-    want(2, false, d->offset_dtype ? d->offset_dtype : d->index_dtype, d->batch, d->bags + (d->bag_form == SHEAF_BAGS_OFFSETS_END), -1);
+    want(2, false, d->offset_dtype ? d->offset_dtype : d->index_dtype, d->batch,
+         d->bags + (d->bag_form == SHEAF_BAGS_OFFSETS_END), -1);
   if (d->weighted) want(3, false, weights, d->batch, d->indices, -1);
   if (!forward) want(4, false, d->dtype, d->batch, outer, d->dim);
   if (forward || (weights_grad && d->kind == SHEAF_BAG_MEAN_BACKWARD)) want(5, forward, out, d->batch, outer, d->dim);
-  if (max_backward || (d->kind == SHEAF_BAG_MAX && choose(2))) want(6, !max_backward, d->index_dtype, d->batch, d->bags, d->dim);
+  if (max_backward || (d->kind == SHEAF_BAG_MAX && choose(2)))
+    want(6, !max_backward, d->index_dtype, d->batch, d->bags, d->dim);
   if (!forward && table_grad) want(7, true, d->dtype, d->batch, d->rows, d->dim);
   if (weights_grad) want(8, true, weights, d->batch, d->indices, -1);
 }
@@ -93,12 +107,14 @@ static void want_embedding(const sheaf_embedding_desc *d)
 static void want_segment(const sheaf_segment_desc *d)
 {
   bool backward = is_segment_backward((int)d->kind), extreme = is_extreme((int)d->kind);
-  bool sums = d->kind <= SHEAF_SEGMENT_MEAN_BACKWARD || (d->kind >= SHEAF_UNSORTED_SEGMENT_SUM && d->kind <= SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD);
+  bool sums = d->kind <= SHEAF_SEGMENT_MEAN_BACKWARD ||
+              (d->kind >= SHEAF_UNSORTED_SEGMENT_SUM && d->kind <= SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD);
   if (!backward || (!sums && !(extreme && d->arg_given))) want(0, false, d->dtype, d->batch, d->rows, d->dim);
   want(1, false, d->index_dtype, d->batch, d->rows, -1);
   if (backward) want(2, false, d->dtype, d->batch, d->segments, d->dim);
   if (!backward) want(3, true, d->dtype, d->batch, d->segments, d->dim);
-  if (extreme && (backward ? d->arg_given : choose(2))) want(4, !backward, d->index_dtype, d->batch, d->segments, d->dim);
+  if (extreme && (backward ? d->arg_given : choose(2)))
+    want(4, !backward, d->index_dtype, d->batch, d->segments, d->dim);
   if (backward) want(5, true, d->dtype, d->batch, d->rows, d->dim);
 }
 
@@ -153,7 +169,8 @@ static bool allocate(operand *o, bool hostile)
 {
   int64_t span = span_of(o);
   if (span < 0 && !hostile) return false;
-  size_t size = span < 0 ? choose(0) : (size_t)span, offset = one_in(4) ? (size_t)choose(4) * (o->tensor.dtype.bits / 8) : 0;
+  size_t size = span < 0 ? choose(0) : (size_t)span,
+         offset = one_in(4) ? (size_t)choose(4) * (o->tensor.dtype.bits / 8) : 0;
   if (hostile && one_in(8)) size = size ? size - 1 - choose(0) % size : choose(0);
   if (hostile && one_in(16)) offset++;
   o->own.block = malloc(offset + size);
@@ -264,7 +281,10 @@ static sheaf_status do_embedding(const call *c, int what)
 {
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
   int at = 0;
-#define SHEAF_X(name) args.name = operands[at].given ? (sheaf_operand){&operands[at].tensor, operands[at].bytes} : (sheaf_operand){NULL, 0}, at++;
+#define SHEAF_X(name)                                                                                            \
+  args.name =                                                                                                    \
+      operands[at].given ? (sheaf_operand){&operands[at].tensor, operands[at].bytes} : (sheaf_operand){NULL, 0}, \
+  at++;
   SHEAF_EMBEDDING_OPERAND_LIST(SHEAF_X)
 #undef SHEAF_X
   args.report = c->report;
@@ -279,7 +299,10 @@ static sheaf_status do_segment(const call *c, int what)
 {
   sheaf_segment_args args = SHEAF_SEGMENT_ARGS_INIT;
   int at = 0;
-#define SHEAF_X(name) args.name = operands[at].given ? (sheaf_operand){&operands[at].tensor, operands[at].bytes} : (sheaf_operand){NULL, 0}, at++;
+#define SHEAF_X(name)                                                                                            \
+  args.name =                                                                                                    \
+      operands[at].given ? (sheaf_operand){&operands[at].tensor, operands[at].bytes} : (sheaf_operand){NULL, 0}, \
+  at++;
   SHEAF_SEGMENT_OPERAND_LIST(SHEAF_X)
 #undef SHEAF_X
   args.report = c->report;
@@ -290,12 +313,16 @@ static sheaf_status do_segment(const call *c, int what)
   return sheaf_segment_run(c->plan, c->workspace, c->workspace_bytes, NULL, &args);
 }
 
-static sheaf_status perform(const call *c, int what) { return c->r->embedding ? do_embedding(c, what) : do_segment(c, what); }
+static sheaf_status perform(const call *c, int what)
+{
+  return c->r->embedding ? do_embedding(c, what) : do_segment(c, what);
+}
 
 static sheaf_status select_plan(const request *r, const sheaf_preference *wish, sheaf_plan **plan)
 {
   *plan = (sheaf_plan *)(void *)&operands;
-  sheaf_status status = r->embedding ? sheaf_embedding_select(&r->e, wish, plan) : sheaf_segment_select(&r->s, wish, plan);
+  sheaf_status status =
+      r->embedding ? sheaf_embedding_select(&r->e, wish, plan) : sheaf_segment_select(&r->s, wish, plan);
   if (status == SHEAF_OK) {
     REQUIRE(*plan && sheaf_plan_workspace_size(*plan) <= INT64_MAX && sheaf_grouping_size(*plan) <= INT64_MAX);
     REQUIRE(sheaf_plan_sku(*plan).name[0]);
@@ -354,7 +381,8 @@ static void take_outputs(uint8_t **kept, bool compare)
       REQUIRE(kept[at]);
       memcpy(kept[at], o->own.start, o->own.bytes);
     }
-    for (size_t i = 0; compare && i + size <= o->own.bytes; i += size) REQUIRE(same_element(o->dtype, kept[at] + i, o->own.start + i));
+    for (size_t i = 0; compare && i + size <= o->own.bytes; i += size)
+      REQUIRE(same_element(o->dtype, kept[at] + i, o->own.start + i));
     memcpy(o->own.start, o->own.before, o->own.bytes);
   }
 }
@@ -408,7 +436,8 @@ static void run_plan(call *c)
   if (can != SHEAF_OK) {
     REQUIRE(status == can && strncmp(words, sheaf_last_error(), 500) == 0 && words[0]);
   } else if (status != SHEAF_OK) {
-    REQUIRE(status == SHEAF_INVALID_PROBLEM || status == SHEAF_INDEX_OUT_OF_RANGE || status == SHEAF_WORKSPACE_TOO_SMALL);
+    REQUIRE(status == SHEAF_INVALID_PROBLEM || status == SHEAF_INDEX_OUT_OF_RANGE ||
+            status == SHEAF_WORKSPACE_TOO_SMALL);
   }
   if (status != SHEAF_OK) {
     require_untouched();

@@ -36,9 +36,26 @@ static int one_in(unsigned n) { return choose(n) == n - 1; }
 
 static int64_t hostile_number(void)
 {
-  static const int64_t numbers[] = {-1, INT64_MIN, INT64_MAX, INT64_MAX - 1, INT32_MAX, INT32_MIN, (int64_t)1 << 31, 65536,
-                                    ((int64_t)1 << 46) + 1, (int64_t)1 << 46, (int64_t)1 << 45, (int64_t)1 << 40,
-                                    (int64_t)1 << 62, 255, 256, 257, 4096, 1000000007, -2, 0};
+  static const int64_t numbers[] = {-1,
+                                    INT64_MIN,
+                                    INT64_MAX,
+                                    INT64_MAX - 1,
+                                    INT32_MAX,
+                                    INT32_MIN,
+                                    (int64_t)1 << 31,
+                                    65536,
+                                    ((int64_t)1 << 46) + 1,
+                                    (int64_t)1 << 46,
+                                    (int64_t)1 << 45,
+                                    (int64_t)1 << 40,
+                                    (int64_t)1 << 62,
+                                    255,
+                                    256,
+                                    257,
+                                    4096,
+                                    1000000007,
+                                    -2,
+                                    0};
   int64_t number = numbers[choose(sizeof numbers / sizeof *numbers)];
   return one_in(4) && number > INT64_MIN + 300 && number < INT64_MAX - 300 ? number + (int64_t)choose(0) - 128 : number;
 }
@@ -77,7 +94,10 @@ static int option(const request *r, unsigned below)
   return r->wild && one_in(16) ? (int)hostile_number() : (int)choose(below);
 }
 
-static uint8_t flag(const request *r, unsigned rarely) { return r->wild && one_in(16) ? (uint8_t)choose(0) : (uint8_t)one_in(rarely); }
+static uint8_t flag(const request *r, unsigned rarely)
+{
+  return r->wild && one_in(16) ? (uint8_t)choose(0) : (uint8_t)one_in(rarely);
+}
 
 static sheaf_dtype index_type(const request *r)
 {

@@ -146,10 +146,7 @@ sheaf_status call_run(call *c)
 
 /* ---- Expectations ------------------------------------------------------------------------------------------------ */
 
-static const char *kind_of(const call *c)
-{
-  return sheaf_kind_name(c->p->spec.category, (uint16_t)c->p->spec.kind);
-}
+static const char *kind_of(const call *c) { return sheaf_kind_name(c->p->spec.category, (uint16_t)c->p->spec.kind); }
 
 void call_expect_untouched(const call *c, int line)
 {
@@ -160,17 +157,19 @@ void call_expect_untouched(const call *c, int line)
   }
 }
 
-static void check_failure(call *c, const char *who, sheaf_status got, int at, sheaf_status status, const char *const *words,
-                          int line)
+static void check_failure(call *c, const char *who, sheaf_status got, int at, sheaf_status status,
+                          const char *const *words, int line)
 {
   const char *text = sheaf_last_error();
   if (got != status)
     fail_msg("line %d, %s, %s: %s instead of %s; last error: %s", line, kind_of(c), who, sheaf_status_name(got),
              sheaf_status_name(status), text);
   for (; *words; words++)
-    if (!strstr(text, *words)) fail_msg("line %d, %s, %s: \"%s\" is not in \"%s\"", line, kind_of(c), who, *words, text);
+    if (!strstr(text, *words))
+      fail_msg("line %d, %s, %s: \"%s\" is not in \"%s\"", line, kind_of(c), who, *words, text);
   sheaf_error_info info = sheaf_last_error_info();
-  if (info.status != status) fail_msg("line %d: the status beside \"%s\" is %s", line, text, sheaf_status_name(info.status));
+  if (info.status != status)
+    fail_msg("line %d: the status beside \"%s\" is %s", line, text, sheaf_status_name(info.status));
   const char *name = at < 0 ? NULL : call_operand_name(c, at);
   if (name ? !info.operand || strcmp(info.operand, name) != 0 : info.operand != NULL)
     fail_msg("line %d: the operand beside \"%s\" is %s", line, text, info.operand ? info.operand : "none");
@@ -190,7 +189,8 @@ void call_expect_run_refusal(call *c, int at, sheaf_status status, const char *c
 
 void call_expect_acceptance(call *c, int line)
 {
-  if (call_can_implement(c) != SHEAF_OK) fail_msg("line %d, %s, can_implement: %s", line, kind_of(c), sheaf_last_error());
+  if (call_can_implement(c) != SHEAF_OK)
+    fail_msg("line %d, %s, can_implement: %s", line, kind_of(c), sheaf_last_error());
   if (call_run(c) != SHEAF_OK) fail_msg("line %d, %s, run: %s", line, kind_of(c), sheaf_last_error());
 }
 

@@ -51,20 +51,22 @@ sheaf_status call_run(call *c);
 /* Fails unless every byte of the outputs, gaps and guards too, is what it was before. */
 void call_expect_untouched(const call *c, int line);
 
-/* Fails unless can_implement and run refuse with this status, name the operand (-1: none), use every word, and leave the
- * outputs alone. */
+/* Fails unless can_implement and run refuse with this status, name the operand (-1: none), use every word, and
+ * leave the outputs alone. */
 void call_expect_refusal(call *c, int at, sheaf_status status, const char *const *words, int line);
 #define call_refused(c, at, status, ...) call_expect_refusal(c, at, SHEAF_##status, WORDS(__VA_ARGS__), __LINE__)
 
 /* The same for what only run can know. */
 void call_expect_run_refusal(call *c, int at, sheaf_status status, const char *const *words, int line);
-#define call_run_refused(c, at, status, ...) call_expect_run_refusal(c, at, SHEAF_##status, WORDS(__VA_ARGS__), __LINE__)
+#define call_run_refused(c, at, status, ...) \
+  call_expect_run_refusal(c, at, SHEAF_##status, WORDS(__VA_ARGS__), __LINE__)
 
 /* Fails unless can_implement and run accept. */
 void call_expect_acceptance(call *c, int line);
 #define call_accepted(c) call_expect_acceptance(c, __LINE__)
 
-/* The spec of a small problem of one kind (0 to 7, then 8 to 27 for segments) with every operand that the kind takes. */
+/* The spec of a small problem of one kind (0 to 7, then 8 to 27 for segments) with every operand that the kind
+ * takes. */
 problem_spec call_spec(int kind);
 enum { CALL_KINDS = 28 };
 

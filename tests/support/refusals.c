@@ -50,12 +50,14 @@ void check_refusal(sheaf_status got, const sheaf_plan *plan, sheaf_status wanted
 {
   const char *text = sheaf_last_error();
   if (got != wanted)
-    fail_msg("line %d: %s instead of %s; last error: %s", line, sheaf_status_name(got), sheaf_status_name(wanted), text);
+    fail_msg("line %d: %s instead of %s; last error: %s", line, sheaf_status_name(got), sheaf_status_name(wanted),
+             text);
   if (plan) fail_msg("line %d: refused, but the plan is not NULL", line);
   for (; *words; words++)
     if (!strstr(text, *words)) fail_msg("line %d: \"%s\" is not in \"%s\"", line, *words, text);
   sheaf_error_info info = sheaf_last_error_info();
-  if (info.status != wanted || info.needed || info.got || info.operand || info.position != -1 || info.value || info.count)
+  if (info.status != wanted || info.needed || info.got || info.operand || info.position != -1 || info.value ||
+      info.count)
     fail_msg("line %d: the numbers beside \"%s\" are not those of a refused description", line, text);
 }
 

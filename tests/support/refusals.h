@@ -14,16 +14,16 @@
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-/* f32 tables of [10, 4] with 6 indices of i64, and 3 bags where the kind has bags; f32 data of [6, 4] with ids of i32, and
- * 3 segments. */
+/* f32 tables of [10, 4] with 6 indices of i64, and 3 bags where the kind has bags; f32 data of [6, 4] with ids of
+ * i32, and 3 segments. */
 sheaf_embedding_desc embedding_of(sheaf_embedding_kind kind);
 sheaf_segment_desc segments_of(sheaf_segment_kind kind);
 
 /* Text of a number; good for the next 15 calls. */
 const char *number(int64_t value);
 
-/* Fails unless `got` is `wanted`, the plan is NULL, the text holds every word (a list that ends in NULL), and the numbers
- * beside it are those of a description: none. */
+/* Fails unless `got` is `wanted`, the plan is NULL, the text holds every word (a list that ends in NULL), and the
+ * numbers beside it are those of a description: none. */
 void check_refusal(sheaf_status got, const sheaf_plan *plan, sheaf_status wanted, const char *const *words, int line);
 
 void embedding_refused(const sheaf_embedding_desc *desc, const sheaf_preference *preference, sheaf_status status,
