@@ -66,7 +66,7 @@ clean:
 
 help:
 	@echo "make            build $(BUILD)/libsheaf.so, $(BUILD)/libsheaf.a and the command $(BUILD)/sheaf"
-	@echo "make demo       build, then run every op forward and backward, checked, with its speed"
+	@echo "make demo       build, then run lookups, bags and segments forward and backward, checked, with their speed"
 	@echo "make test       all tests under gcc and clang, sanitizers and a short fuzz run"
 	@echo "make test-all   that, and the thread sanitizer, sizes past 2^31 (24 GiB of memory), 10 minutes of fuzzing a target"
 	@echo "make bench      speed as a fraction of this machine's memory bandwidth (BENCH=\"bag f16 --threads 1\")"

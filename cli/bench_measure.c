@@ -6,7 +6,8 @@
 #include "bench_data.h"
 #include "bench_tools.h"
 
-enum { CONTENDERS = 2, MAX_WAYS = 32, TRIAL_ROUNDS = 5 };
+enum { CONTENDERS = 2, MAX_WAYS = 32, TRIAL_ROUNDS = 6 };
+static const double near_best = 0.85;
 
 /* One ceiling that is measured beside a case: its best ways, and what each gave. */
 typedef struct probe {
@@ -20,14 +21,19 @@ typedef struct probe {
 /* A run that the kernel interrupted says nothing about memory: it is repeated, up to this often. */
 enum { MAX_TRIES = 4 };
 
+static double rate_once(const stream_job *job, int way)
+{
+  double start = bench_now();
+  int64_t bytes = stream_run(job, way);
+  return (double)bytes / (bench_now() - start) / 1e9;
+}
+
 static double rate_of(const stream_job *job, int way)
 {
   double rate = 0;
   for (int try = 0; try < MAX_TRIES; try++) {
     long interruptions = bench_interruptions();
-    double start = bench_now();
-    int64_t bytes = stream_run(job, way);
-    rate = (double)bytes / (bench_now() - start) / 1e9;
+    rate = rate_once(job, way);
     if (bench_interruptions() == interruptions) break;
   }
   return rate;
@@ -73,17 +79,20 @@ static void start_probe(probe *p, const bench_data *data, stream_kind kind, bool
 
 /* ---- Which ways are best ------------------------------------------------------------------------------------- */
 
-/* Tries every way a few times in turn and keeps those whose best run was fastest: a disturbance only ever slows. */
+/* Tries every way a few times in turn and keeps those whose best run was fastest: a disturbance only ever slows. After
+ * two rounds only the ways that came near the best are tried on. */
 static void choose_ways(probe *p, const bench_data *data, int *step)
 {
-  double best[MAX_WAYS] = {0};
+  double best[MAX_WAYS] = {0}, top = 0;
   int count = stream_variants(p->job.kind);
   double start = bench_now();
   for (int round = 0; round < TRIAL_ROUNDS && (round < 2 || bench_now() - start < 1); round++)
     for (int way = 0; way < count; way++) {
+      if (round >= 2 && best[way] < near_best * top) continue;
       if (data) point_probe(p, data, (*step)++ % data->sets);
-      double rate = rate_of(&p->job, way);
+      double rate = rate_once(&p->job, way);
       if (rate > best[way]) best[way] = rate;
+      if (rate > top) top = rate;
     }
   for (p->way_count = 0; p->way_count < CONTENDERS && p->way_count < count; p->way_count++) {
     int winner = 0;

@@ -82,16 +82,16 @@ static double available_memory(void)
 
 /* ---- Running ------------------------------------------------------------------------------------------------- */
 
-typedef struct session {
+typedef struct campaign {
   const bench_options *options;
   bench_effort effort;
   int threads[2], thread_counts;
   bench_table table;
   bench_report report;
   int failed;
-} session;
+} campaign;
 
-static void measure_own_ceilings(session *s)
+static void measure_own_ceilings(campaign *s)
 {
   static const int64_t all_rows[] = {64, 128, 256, 512, 1024, 4096}, one_row[] = {512};
   static const struct {
@@ -120,7 +120,7 @@ static void measure_own_ceilings(session *s)
       }
 }
 
-static void add_result(session *s, const bench_result *result)
+static void add_result(campaign *s, const bench_result *result)
 {
   s->report.results[s->report.result_count++] = *result;
   s->failed += result->fault[0] != '\0';
@@ -129,7 +129,7 @@ static void add_result(session *s, const bench_result *result)
   fflush(stdout);
 }
 
-static void run_case(session *s, const bench_case *c)
+static void run_case(campaign *s, const bench_case *c)
 {
   static bench_data data;
   bench_result result;
@@ -157,7 +157,7 @@ static void run_case(session *s, const bench_case *c)
   if (status == SHEAF_OK) bench_data_free(&data);
 }
 
-static int run_cases(session *s, const bench_cases *list)
+static int run_cases(campaign *s, const bench_cases *list)
 {
   bool only_small = true;
   for (int i = 0; i < list->count; i++) only_small &= strcmp(list->items[i].suite, "small") == 0;
@@ -176,9 +176,9 @@ static int run_cases(session *s, const bench_cases *list)
   return s->failed ? CLI_FAILED : code;
 }
 
-static int start_session(const bench_options *options, const bench_cases *list)
+static int start_measuring(const bench_options *options, const bench_cases *list)
 {
-  session s = {.options = options};
+  campaign s = {.options = options};
   s.effort.seconds = options->seconds > 0 ? options->seconds : options->quick ? 0.2 : 1;
   s.effort.min_runs = options->quick || s.effort.seconds < 0.5 ? 5 : 15;
   s.threads[0] = options->threads ? options->threads : 1;
@@ -232,7 +232,7 @@ int cmd_bench(int argc, char **argv)
     for (int i = 0; i < list.count; i++) printf("%-9s %s\n", list.items[i].suite, list.items[i].name);
     code = CLI_OK;
   } else {
-    code = start_session(&options, &list);
+    code = start_measuring(&options, &list);
   }
   free(list.items);
   return code;

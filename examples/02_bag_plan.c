@@ -100,7 +100,7 @@ int main(void)
   args.indices.tensor = &indices;
   args.offsets.tensor = &offsets;
   args.out.tensor = &out;
-  must(sheaf_embedding_run(plan, workspace, bytes, NULL, &args)); /* as often as you like, from any thread */
+  must(sheaf_embedding_run(plan, workspace, bytes, NULL, &args)); /* as often as you like */
   printf("ran %s\n", sheaf_plan_sku(plan).name);
   free(workspace);
   sheaf_plan_free(plan);

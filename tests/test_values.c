@@ -274,6 +274,28 @@ static grouping grouping_of(call *c)
   return made;
 }
 
+/* The grouping lies over an operand, and over the workspace. */
+static void share_grouping(call *c, const grouping *made)
+{
+  char text[64];
+  int at = index_operand_of(c).at;
+  c->grouping = made->memory;
+  c->grouping_bytes = made->bytes;
+  snprintf(text, sizeof text, "the grouping shares memory with %s", call_operand_name(c, at));
+  c->tensor[at].data = made->memory + 64;
+  c->tensor[at].byte_offset = 0;
+  c->operand[at].bytes = 0;
+  call_refused(c, -1, INVALID_PROBLEM, text);
+  call_restore(c);
+  if (c->workspace_bytes == 0) return;
+  unsigned char *workspace = c->workspace;
+  c->grouping = c->workspace = made->memory;
+  c->grouping_bytes = made->bytes;
+  if (c->workspace_bytes <= made->bytes) call_run_refused(c, -1, INVALID_PROBLEM, "workspace", "grouping");
+  c->workspace = workspace;
+  call_restore(c);
+}
+
 static void spoil_grouping(call *c, const grouping *made)
 {
   call_refused(c, -1, INVALID_PROBLEM, "grouping", "NULL");
@@ -294,7 +316,9 @@ static void spoil_grouping(call *c, const grouping *made)
   c->grouping = zeros;
   call_refused(c, -1, INVALID_PROBLEM, "not made for this description");
   free(zeros);
+  share_grouping(c, made);
   c->grouping = made->memory;
+  c->grouping_bytes = made->bytes;
   call_accepted(c);
   call_restore(c);
 }
@@ -331,6 +355,35 @@ static void test_groupings_must_be_given_whole_aligned_and_of_this_description(v
   assert_int_equal(grouped, 4 + 8); /* backward of embeddings; unsorted forward, and max, min and prod backward */
 }
 
+/* A grouping made with fewer threads is shorter; what lies right behind it is not part of it. */
+static void test_groupings_end_where_they_were_made_to_end(void **state)
+{
+  (void)state;
+  for (int kind = 0; kind < CALL_KINDS; kind++) {
+    problem_spec spec = call_spec(kind);
+    call *c = call_make(&spec);
+    grouping own = grouping_of(c);
+    if (own.memory) {
+      int at = index_operand_of(c).at;
+      size_t end = (own.bytes + 63) / 64 * 64, bytes = c->operand[at].bytes;
+      unsigned char *both = aligned_alloc(64, (end + bytes + 63) / 64 * 64);
+      assert_non_null(both);
+      memcpy(both, own.memory, own.bytes);
+      memcpy(both + end, (char *)c->tensor[at].data + c->tensor[at].byte_offset, bytes);
+      call_select(c, 16, true);
+      assert_true(sheaf_grouping_size(c->plan) > own.bytes);
+      c->grouping = both;
+      c->grouping_bytes = own.bytes;
+      c->tensor[at].data = both + end;
+      c->tensor[at].byte_offset = 0;
+      call_accepted(c);
+      free(both);
+    }
+    free(own.memory);
+    call_free(c);
+  }
+}
+
 /* The memory, operands and values of grouping_build are checked as those of run. */
 static void test_grouping_build_checks_what_it_reads(void **state)
 {
@@ -355,6 +408,14 @@ static void test_grouping_build_checks_what_it_reads(void **state)
     assert_int_equal(build(c, &wrong), SHEAF_MISALIGNED);
     index_operand index = index_operand_of(c);
     problem_operand *indices = &c->p->operand[index.at];
+    DLTensor tensor = indices->tensor; /* a grouping that would be written over what it is made of */
+    char text[64];
+    snprintf(text, sizeof text, "the grouping shares memory with %s", call_operand_name(c, index.at));
+    indices->tensor.data = own.memory + 64;
+    indices->tensor.byte_offset = 0;
+    assert_int_equal(build(c, &own), SHEAF_INVALID_PROBLEM);
+    assert_non_null(strstr(sheaf_last_error(), text));
+    indices->tensor = tensor;
     indices->given = false;
     assert_int_equal(build(c, &own), SHEAF_INVALID_PROBLEM);
     assert_string_equal(sheaf_last_error_info().operand, call_operand_name(c, index.at));
@@ -381,6 +442,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(test_bad_indices_are_reported_and_errors_only_where_asked_for),
       cmocka_unit_test(test_one_bad_index_is_one_entry),
       cmocka_unit_test(test_groupings_must_be_given_whole_aligned_and_of_this_description),
+      cmocka_unit_test(test_groupings_end_where_they_were_made_to_end),
       cmocka_unit_test(test_grouping_build_checks_what_it_reads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,4 +19,5 @@ fi
 stream=
 if cc -std=c17 -O3 -fopenmp -fPIC -shared cli/bench_stream.c -o "$venv/libstream.so"; then stream=$venv/libstream.so; fi
 
+export PYTHONDONTWRITEBYTECODE=1
 exec "$venv/bin/python" bench/peers/compare.py --library "$build/libsheaf.so" --stream "$stream" "$@"

@@ -114,7 +114,7 @@ typedef struct sheaf_embedding_desc {
   int64_t rows;               /* V, rows in `table` */
   int64_t dim;                /* D */
   int64_t indices;            /* N (kind 7: not used) */
-  int64_t bags;               /* B (kinds 2 to 7) */
+  int64_t bags;               /* B (kinds 2 to 7; others: 0) */
   int64_t row_begin;          /* `table` holds rows row_begin .. row_begin + V - 1 of a table of total_rows; indices */
   int64_t total_rows;         /* held elsewhere are skipped but counted by mean. total_rows 0: the table is whole */
   int64_t padding_idx;        /* in 0 .. total rows - 1; used when has_padding */
@@ -274,7 +274,7 @@ SHEAF_API sheaf_status sheaf_segment_select(const sheaf_segment_desc *desc, cons
 /* Frees a plan that no thread is running. NULL is allowed. */
 SHEAF_API void sheaf_plan_free(sheaf_plan *plan);
 
-/* Bytes that run needs, in memory aligned to 64 bytes; 0 for many plans. 0 for NULL. */
+/* Bytes that run needs, in memory aligned to 64 bytes; a multiple of 64, and 0 for many plans. 0 for NULL. */
 SHEAF_API size_t sheaf_plan_workspace_size(const sheaf_plan *plan);
 
 /* Which kernel was chosen, and what it guarantees. All zero for NULL. */

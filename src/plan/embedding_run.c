@@ -30,6 +30,7 @@ static const sheaf_operand *operands_of(const sheaf_embedding_args *args) { retu
 static sheaf_status bind(run *r)
 {
   const sheaf_plan *plan = r->plan;
+  r->grouped.entries = NULL;
   SHF_TRY(shf_plan_bind(plan, operands_of(r->args), &r->bound));
   int table = r->bound.given[SHF_EMBEDDING_table_grad], weights = r->bound.given[SHF_EMBEDDING_weights_grad];
   SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || table || weights, INVALID_PROBLEM,
@@ -38,7 +39,7 @@ static sheaf_status bind(run *r)
   SHF_TRY(shf_plan_given_grouping(&r->grouping, r->args->grouping, r->args->grouping_bytes, r->desc->grouping_given,
                                   &r->grouped));
   return r->grouped.entries ? shf_plan_check_apart(plan, &r->bound, "grouping", r->args->grouping,
-                                                   shf_plan_grouping_bytes(&r->grouping))
+                                                   shf_plan_grouping_read_bytes(&r->grouping))
                             : SHEAF_OK;
 }
 
@@ -260,6 +261,9 @@ sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t
   SHF_TRY(
       shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
+  if (r.grouped.entries)
+    SHF_TRY(shf_plan_check_pieces(workspace, plan->layout.total, args->grouping,
+                                  shf_plan_grouping_read_bytes(&r.grouping)));
   SHF_TRY(check_values(&r));
   if (r.desc->dim == 0 && !r.bound.given[SHF_EMBEDDING_weights_grad]) return SHEAF_OK; /* no element to write */
   if (plan->spec[SHF_EMBEDDING_grad_out].need == SHF_REQUIRED)
@@ -301,6 +305,7 @@ sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *groupi
   }
   SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec),
                                 SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(shf_plan_check_apart(plan, &r.bound, "grouping", grouping, shf_plan_grouping_bytes(&spec)));
   SHF_TRY(check_values(&r));
   spec.index = operand(&r, wanted[0]);
   spec.offsets = operand(&r, SHF_EMBEDDING_offsets);

@@ -70,6 +70,8 @@ static grouping_layout layout_of(const shf_grouping_spec *spec)
 
 int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec) { return layout_of(spec).total; }
 
+int64_t shf_plan_grouping_read_bytes(const shf_grouping_spec *spec) { return layout_of(spec).histograms; }
+
 static fingerprint fingerprint_of(const shf_grouping_spec *spec)
 {
   return (fingerprint){GROUPING_MAGIC,   spec->batch,   spec->entries,        spec->groups,
@@ -259,7 +261,8 @@ sheaf_status shf_plan_given_grouping(const shf_grouping_spec *spec, const void *
               "the description says that a grouping is given, but args.grouping is NULL");
   if (!memory) return SHEAF_OK;
   /* Another plan of the same batch may have had other threads: only what is read has to be there. */
-  SHF_TRY(shf_plan_check_memory("grouping", memory, bytes, layout_of(spec).histograms, SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(shf_plan_check_memory("grouping", memory, bytes, shf_plan_grouping_read_bytes(spec),
+                                SHEAF_BUFFER_TOO_SMALL));
   const grouping_header *header = memory;
   fingerprint expected = fingerprint_of(spec);
   SHF_REQUIRE(memcmp(&header->made_for, &expected, sizeof expected) == 0, INVALID_PROBLEM,

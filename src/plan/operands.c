@@ -414,25 +414,25 @@ sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands
 
 /* One operand by itself; plan is NULL outside of plans. */
 static sheaf_status bind_alone(const sheaf_plan *plan, const shf_operand_spec *spec, const sheaf_operand *operand,
-                               shf_matrix *view)
+                               shf_matrix *view, int64_t *bytes)
 {
   if (!operand || !operand->tensor) FAIL_OPERAND("%s is not given", spec->name);
   SHF_TRY(check_kind(spec, operand->tensor));
   SHF_TRY(check_shape(plan, spec, operand->tensor, view));
-  int64_t bytes;
-  SHF_TRY(check_length(plan, spec, operand, view, &bytes));
+  SHF_TRY(check_length(plan, spec, operand, view, bytes));
   return check_alignment(spec, view);
 }
 
 sheaf_status shf_plan_bind_input(const sheaf_plan *plan, int which, const sheaf_operand *operand, shf_bound *bound)
 {
   bound->given[which] = 1;
-  return bind_alone(plan, &plan->spec[which], operand, &bound->view[which]);
+  return bind_alone(plan, &plan->spec[which], operand, &bound->view[which], &bound->bytes[which]);
 }
 
 sheaf_status shf_plan_bind_one(const shf_operand_spec *spec, const sheaf_operand *operand, shf_matrix *view)
 {
-  return bind_alone(NULL, spec, operand, view);
+  int64_t bytes;
+  return bind_alone(NULL, spec, operand, view, &bytes);
 }
 
 sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t bytes, int64_t needed,
@@ -457,5 +457,13 @@ sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound
     SHF_REQUIRE(!ranges_overlap(memory, bytes, bound->view[i].data, bound->bytes[i]), INVALID_PROBLEM,
                 "the %s shares memory with %s", what, plan->spec[i].name);
   }
+  return SHEAF_OK;
+}
+
+sheaf_status shf_plan_check_pieces(const void *workspace, int64_t workspace_bytes, const void *grouping,
+                                   int64_t grouping_bytes)
+{
+  SHF_REQUIRE(!ranges_overlap(workspace, workspace_bytes, grouping, grouping_bytes), INVALID_PROBLEM,
+              "the workspace shares memory with the grouping");
   return SHEAF_OK;
 }

@@ -155,6 +155,10 @@ sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t 
 sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound, const char *what, const void *memory,
                                   int64_t bytes);
 
+/* The same for the workspace and the caller's grouping. */
+sheaf_status shf_plan_check_pieces(const void *workspace, int64_t workspace_bytes, const void *grouping,
+                                   int64_t grouping_bytes);
+
 /* ---- scan.c: checks of values ---- */
 
 /* A rectangle of indices per problem: `rows` rows of `columns` contiguous indices. */
@@ -235,6 +239,9 @@ int shf_plan_segment_grouping(const sheaf_plan *plan, shf_grouping_spec *spec);
 /* Refuses problems whose row numbers and positions together need more than 64 bits. */
 sheaf_status shf_plan_check_grouping(const shf_grouping_spec *spec);
 int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec);
+
+/* What a run reads of it, which does not depend on the threads that made it. */
+int64_t shf_plan_grouping_read_bytes(const shf_grouping_spec *spec);
 shf_grouped shf_plan_group(const shf_grouping_spec *spec, void *memory);
 
 /* The caller's grouping, which must have been made for this description; when there is none, grouped->entries is

@@ -44,7 +44,7 @@ static sheaf_status bind(run *r)
   SHF_TRY(shf_plan_given_grouping(&r->grouping, r->args->grouping, r->args->grouping_bytes, r->desc->grouping_given,
                                   &r->grouped));
   return r->grouped.entries ? shf_plan_check_apart(r->plan, &r->bound, "grouping", r->args->grouping,
-                                                   shf_plan_grouping_bytes(&r->grouping))
+                                                   shf_plan_grouping_read_bytes(&r->grouping))
                             : SHEAF_OK;
 }
 
@@ -260,6 +260,9 @@ sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t w
   SHF_TRY(
       shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
+  if (r.grouped.entries)
+    SHF_TRY(shf_plan_check_pieces(workspace, plan->layout.total, args->grouping,
+                                  shf_plan_grouping_read_bytes(&r.grouping)));
   SHF_TRY(check_values(&r));
   if (r.desc->dim == 0) return SHEAF_OK; /* no element to write */
   const shf_grouped *grouped = NULL;
@@ -286,6 +289,7 @@ sheaf_status sheaf_segment_grouping_build(const sheaf_plan *plan, void *grouping
   SHF_TRY(shf_plan_bind_input(plan, SHF_SEGMENT_ids, &args->ids, &r.bound));
   SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&r.grouping),
                                 SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(shf_plan_check_apart(plan, &r.bound, "grouping", grouping, shf_plan_grouping_bytes(&r.grouping)));
   SHF_TRY(check_values(&r));
   r.grouping.index = operand(&r, SHF_SEGMENT_ids);
   shf_plan_group(&r.grouping, grouping);
