@@ -172,7 +172,7 @@ static const bench_case bag_cases[] = {
   {SUM, .dtype = SHEAF_F16, .dim = 128, .length = 20, .rows = 2000, .entries = 20000, .warm = true},
 };
 
-#define BACKWARD(KIND) .kind = SHEAF_##KIND##_BACKWARD, .ceiling = STREAM_UPDATE
+#define BACKWARD(KIND) .kind = SHEAF_##KIND##_BACKWARD, .ceiling = STREAM_GATHER
 
 static const bench_case backward_cases[] = {
   {BACKWARD(BAG_SUM), .dim = 128, .length = 20, .entries = 40960, .rows = M, .target = 0.90, .quick = true},

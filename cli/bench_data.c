@@ -149,8 +149,8 @@ static bool make_segment_sets(bench_data *data)
 
 /* ---- Useful bytes -------------------------------------------------------------------------------------------- */
 
-/* Forward: rows, indices, offsets and weights read, output written. Backward: output gradient and indices read, touched
- * rows read and written; of a maximum, only the cells that won. */
+/* Forward: rows, indices, offsets and weights read, output written. Backward: for every entry a row of the output's
+ * gradient and its index read, touched rows written; of a maximum, only the cells that won. */
 static int64_t embedding_bytes(const bench_data *data, const bench_set *set)
 {
   const bench_case *c = data->c;
@@ -160,7 +160,7 @@ static int64_t embedding_bytes(const bench_data *data, const bench_set *set)
   int64_t arg = is_bag_max(c) || is_bag_max_backward(c) ? data->bags * c->dim * index : 0;
   if (is_bag_max_backward(c)) return 3 * data->bags * row + arg;
   int64_t shared = data->entries * index + offsets + weights + data->out_rows * out_row + arg;
-  if (bench_is_backward(c)) return shared + 2 * set->count * row;
+  if (bench_is_backward(c)) return data->entries * (index + row) + offsets + weights + set->count * row;
   int64_t padding = 0;
   for (int64_t n = 0; c->padded && n < data->entries; n++) padding += set->rows[n] == 0;
   return shared + (data->entries - padding) * row;

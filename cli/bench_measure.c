@@ -122,14 +122,14 @@ static void finish_probe(probe *p, int runs, double *rates)
 
 /* ---- Case and ceilings in turn ------------------------------------------------------------------------------- */
 
-/* Which ceilings a case is shown beside: the fitting one; for gradients also the plain gather, for gradients of
+/* Which ceilings a case is shown beside: the fitting one; for gradients also reading and writing the same rows, for gradients of
  * segments also plain writing, for hot rows also the gather of the very same rows. */
 static int start_probes(probe *probes, const bench_data *data, int threads, bench_result *result)
 {
   const bench_case *c = data->c;
   start_probe(&probes[0], data, c->ceiling, false, threads, &result->ceiling[0]);
-  if (c->ceiling == STREAM_UPDATE)
-    start_probe(&probes[1], data, STREAM_GATHER, false, threads, &result->ceiling[1]);
+  if (c->ceiling == STREAM_GATHER && bench_is_backward(c))
+    start_probe(&probes[1], data, STREAM_UPDATE, false, threads, &result->ceiling[1]);
   else if (c->ceiling == STREAM_COPY)
     start_probe(&probes[1], data, STREAM_FILL, false, threads, &result->ceiling[1]);
   else if (c->reference_rows)

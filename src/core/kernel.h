@@ -19,6 +19,9 @@ static inline int64_t shf_align64(int64_t bytes) { return (bytes + 63) / 64 * 64
 
 enum { SHF_FAN_IN = 16, SHF_CHUNK = SHF_FAN_IN * SHF_FAN_IN };
 
+/* Rows are fetched at most so many entries early. */
+enum { SHF_MOST_AHEAD = SHF_CHUNK };
+
 /* Rows of one operand, once per problem of a batch. Strides in bytes; a batch stride of 0 shares the rows. */
 typedef struct shf_matrix {
   char *data; /* NULL: not given */
@@ -45,6 +48,7 @@ typedef enum shf_transform {
 } shf_transform;
 
 typedef struct shf_job {
+  sheaf_category category;
   /* one problem's extents */
   int64_t dim;
   int64_t entries;    /* indices, ids or rows */
@@ -71,10 +75,11 @@ typedef struct shf_job {
   /* options */
   int offsets_wide, offsets_end;
   int64_t columns;   /* > 0: groups and payloads are cells of rows this wide, and dim is 1 (max backward) */
-  int stream;        /* apply: the output is too large for the cache and is stored past it */
+  int stream;        /* the output is too large for the cache and is stored past it; its rows are whole lines */
   int fill;          /* groups without entries are written too */
   int accumulate;    /* add to what the target holds */
   int mean;          /* table gradient: divide by counts[bag] */
+  int mean_forward;  /* bags: which places count is wanted */
   int by_frequency;  /* table gradient: divide by the group's number of entries */
   int target_is_acc; /* target rows are acc, not elements */
   int arg_wide;      /* arg is 64-bit */

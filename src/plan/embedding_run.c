@@ -87,7 +87,8 @@ static void index_job(const run *r, shf_job *job)
   const sheaf_embedding_desc *d = r->desc;
   int matrix = d->bag_form == SHEAF_BAGS_MATRIX;
   int keeps_padding = d->kind == SHEAF_LOOKUP && d->padding == SHEAF_PADDING_ROW;
-  *job = (shf_job){.dim = d->dim,
+  *job = (shf_job){.category = SHEAF_CATEGORY_EMBEDDING,
+                   .dim = d->dim,
                    .entries = d->indices,
                    .groups = d->bags,
                    .bag_length = matrix ? (d->bags ? d->indices / d->bags : 0) : -1,
@@ -122,15 +123,19 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
   shf_plan_run_stage(&stage);
 }
 
+static int streams(const run *r, const shf_job *job, int64_t rows)
+{
+  return shf_plan_streams(&job->target, r->plan->batch * rows, sheaf_dtype_row_bytes(job->out_dtype, job->dim));
+}
+
 static void run_lookup(const run *r)
 {
-  const sheaf_embedding_desc *d = r->desc;
   shf_job job;
   index_job(r, &job);
   job.source = operand(r, SHF_EMBEDDING_table);
   job.target = operand(r, SHF_EMBEDDING_out);
   job.ahead = r->plan->ahead;
-  job.stream = shf_plan_streams(r->plan->batch * d->indices * job.row_bytes);
+  job.stream = streams(r, &job, job.entries);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * r->plan->row_bytes));
 }
 
@@ -143,7 +148,9 @@ static void run_bags(const run *r)
   job.arg = operand(r, SHF_EMBEDDING_arg);
   job.arg_wide = r->desc->index_dtype == SHEAF_I64;
   job.fill = 1;
+  job.mean_forward = job.mean;
   job.ahead = r->plan->ahead;
+  job.stream = streams(r, &job, job.groups);
   int64_t bytes = job.entries * (8 + r->plan->row_bytes) + job.groups * (8 + r->plan->row_bytes);
   run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->reduce, r->plan->row->join, bytes);
 }
@@ -164,6 +171,7 @@ static void run_divisors(const run *r)
   job.target = divisors(r);
   job.target_is_acc = 1;
   job.fill = 1;
+  job.mean_forward = 1;
   run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->prepare, r->plan->row->prepare_join, (job.entries + job.groups) * 8);
 }
 
@@ -190,6 +198,9 @@ static void clear_table_grad(const run *r)
   shf_plan_parallel(task.threads, clear_share, &task);
 }
 
+/* Rows of grad_out stay in the cache beside those of the table, whose turn they take, only while they are few. */
+enum { SOURCE_CACHED_BYTES = 256 << 10 };
+
 static void run_table_grad(const run *r, const shf_grouped *grouped)
 {
   const sheaf_embedding_desc *d = r->desc;
@@ -204,8 +215,9 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.by_frequency = d->scale_grad_by_freq;
   if (d->kind == SHEAF_LOOKUP_BACKWARD) job.bag_length = -1;
   if (job.mean) job.counts = divisors(r);
-  job.ahead = r->plan->ahead;
-  job.fetch_source = shf_plan_ahead(d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags, job.row_bytes) > 0;
+  job.ahead = shf_plan_ahead(d->rows, job.row_bytes, SHF_UPDATE_AHEAD);
+  job.fetch_source =
+      (d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags) > SOURCE_CACHED_BYTES / (job.row_bytes + 1);
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
     job.ahead = 0;
     if (!job.accumulate) clear_table_grad(r);

@@ -267,7 +267,7 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   SHF_TRY(check_options(d));
   made.acc_bytes = shf_core_dtype_size(shf_core_dtype_acc(d->dtype));
   made.row_bytes = sheaf_dtype_row_bytes(d->dtype, d->dim);
-  made.ahead = shf_plan_ahead(d->rows, made.row_bytes);
+  made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD);
   SHF_TRY(lay_out(&made));
   SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
   describe_operands(&made);

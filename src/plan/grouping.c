@@ -120,64 +120,107 @@ static inline int64_t key_of_index(const shf_grouping_spec *spec, int64_t index)
   return row < (uint64_t)spec->rows && index != spec->padding ? (int64_t)row : -1;
 }
 
-static inline void take(sorter *s, int64_t *histogram, uint64_t packed, int scatter)
+/* Where entries go by one digit: counted first, placed then. A copy in local variables, which stores cannot change. */
+typedef struct digits {
+  int64_t *histogram;
+  uint64_t *to;
+  uint64_t mask;
+  int shift;
+} digits;
+
+static inline void take(digits d, uint64_t packed, const int scatter)
 {
-  uint64_t digit = packed >> s->digit_shift & ((1ull << s->bits) - 1);
+  uint64_t digit = packed >> d.shift & d.mask;
   if (scatter)
-    s->to[histogram[digit]++] = packed;
+    d.to[d.histogram[digit]++] = packed;
   else
-    histogram[digit]++;
+    d.histogram[digit]++;
 }
 
-/* The first pass over entries first .. last - 1 of one problem. */
-static void take_problem(sorter *s, int64_t *histogram, int64_t problem, int64_t first, int64_t last, int scatter)
+/* The first pass over entries first .. last - 1 of one problem, whose keys are cells of arg. */
+static void take_cells(const sorter *s, digits d, int64_t problem, int64_t first, int64_t last, const int scatter)
+{
+  const shf_grouping_spec *spec = s->spec;
+  const char *rows = spec->index.data + problem * spec->index.batch_stride;
+  int64_t base = problem * spec->groups, row = first / spec->columns, column = first % spec->columns;
+  for (int64_t n = first; n < last; n++) {
+    int64_t key = key_of_index(spec, shf_plan_index_at(rows + row * spec->index.row_stride, column, spec->wide));
+    if (key >= 0) take(d, (uint64_t)(base + key * spec->columns + column) << s->shift | (uint64_t)n, scatter);
+    if (++column == spec->columns) row++, column = 0;
+  }
+}
+
+/* The same of indices; `by_bag`: the payload is the bag. What does not change is a constant or a local variable. */
+static inline __attribute__((always_inline)) void take_indices(const sorter *s, digits d, int64_t problem,
+                                                               int64_t first, int64_t last, const int wide,
+                                                               const int by_bag, const int scatter)
 {
   const shf_grouping_spec *spec = s->spec;
   const char *indices = spec->index.data + problem * spec->index.batch_stride;
   const char *offsets = spec->offsets.data ? spec->offsets.data + problem * spec->offsets.batch_stride : NULL;
-  int64_t base = problem * spec->groups;
-  if (spec->columns) {
-    int64_t row = first / spec->columns, column = first % spec->columns;
-    for (int64_t n = first; n < last; n++) {
-      int64_t key = key_of_index(spec, shf_plan_index_at(indices + row * spec->index.row_stride, column, spec->wide));
-      if (key >= 0)
-        take(s, histogram, (uint64_t)(base + key * spec->columns + column) << s->shift | (uint64_t)n, scatter);
-      if (++column == spec->columns) row++, column = 0;
+  const uint64_t base = (uint64_t)(problem * spec->groups), rows = (uint64_t)spec->rows;
+  const int64_t row_begin = spec->row_begin, padding = spec->padding;
+  const int shift = s->shift;
+  int64_t bag = by_bag ? bag_holding(spec, offsets, first) : 0, n = first;
+  while (n < last) {
+    int64_t end = by_bag ? bag_end(spec, offsets, bag) : last;
+    for (int64_t stop = end < last ? end : last; n < stop; n++) {
+      int64_t index = shf_plan_index_at(indices, n, wide);
+      uint64_t row = (uint64_t)index - (uint64_t)row_begin;
+      if (row >= rows || index == padding) continue;
+      take(d, (base + row) << shift | (uint64_t)(by_bag ? bag : n), scatter);
     }
-    return;
-  }
-  int bags = spec->payload_is_bag || spec->with_bag_of;
-  int64_t bag = bags ? bag_holding(spec, offsets, first) : 0, end = bags ? bag_end(spec, offsets, bag) : last;
-  for (int64_t n = first; n < last; n++) {
-    while (n >= end) end = bag_end(spec, offsets, ++bag);
-    int64_t key = key_of_index(spec, shf_plan_index_at(indices, n, spec->wide));
-    if (spec->with_bag_of && scatter) {
-      if (bag_of_wide(spec))
-        ((int64_t *)s->bag_of)[problem * spec->entries + n] = bag;
-      else
-        ((uint32_t *)s->bag_of)[problem * spec->entries + n] = (uint32_t)bag;
-    }
-    if (key < 0) continue;
-    uint64_t payload = (uint64_t)(spec->payload_is_bag ? bag : n);
-    take(s, histogram, (uint64_t)(base + key) << s->shift | payload, scatter);
+    bag++;
   }
 }
 
-static void take_share(sorter *s, int thread, int scatter)
+/* Notes the bag of every entry, where neither payload nor length tells it. */
+static void note_bags(const sorter *s, int64_t problem, int64_t first, int64_t last)
 {
   const shf_grouping_spec *spec = s->spec;
-  int64_t *histogram = s->histograms + ((int64_t)thread << s->bits);
+  const char *offsets = spec->offsets.data ? spec->offsets.data + problem * spec->offsets.batch_stride : NULL;
+  int64_t bag = bag_holding(spec, offsets, first), end = bag_end(spec, offsets, bag);
+  for (int64_t n = first; n < last; n++) {
+    while (n >= end) end = bag_end(spec, offsets, ++bag);
+    if (bag_of_wide(spec))
+      ((int64_t *)s->bag_of)[problem * spec->entries + n] = bag;
+    else
+      ((uint32_t *)s->bag_of)[problem * spec->entries + n] = (uint32_t)bag;
+  }
+}
+
+static inline __attribute__((always_inline)) void take_problem(const sorter *s, digits d, int64_t problem,
+                                                               int64_t first, int64_t last, const int scatter)
+{
+  const shf_grouping_spec *spec = s->spec;
+  if (spec->with_bag_of && scatter) note_bags(s, problem, first, last);
+  if (spec->columns)
+    take_cells(s, d, problem, first, last, scatter);
+  else if (spec->payload_is_bag && spec->wide)
+    take_indices(s, d, problem, first, last, 1, 1, scatter);
+  else if (spec->payload_is_bag)
+    take_indices(s, d, problem, first, last, 0, 1, scatter);
+  else if (spec->wide)
+    take_indices(s, d, problem, first, last, 1, 0, scatter);
+  else
+    take_indices(s, d, problem, first, last, 0, 0, scatter);
+}
+
+static inline __attribute__((always_inline)) void take_share(const sorter *s, int thread, const int scatter)
+{
+  const shf_grouping_spec *spec = s->spec;
+  digits d = {s->histograms + ((int64_t)thread << s->bits), s->to, (1ull << s->bits) - 1, s->digit_shift};
   int64_t all = s->from ? s->count : spec->batch * spec->entries;
   int64_t at = shf_plan_share(all, thread, s->threads), last = shf_plan_share(all, thread + 1, s->threads);
-  if (!scatter) memset(histogram, 0, sizeof *histogram << s->bits);
+  if (!scatter) memset(d.histogram, 0, sizeof *d.histogram << s->bits);
   if (s->from) {
-    for (; at < last; at++) take(s, histogram, s->from[at], scatter);
+    for (const uint64_t *from = s->from; at < last; at++) take(d, from[at], scatter);
     return;
   }
   while (at < last) {
     int64_t problem = at / spec->entries, first = at % spec->entries;
     int64_t end = spec->entries - first < last - at ? spec->entries : first + last - at;
-    take_problem(s, histogram, problem, first, end, scatter);
+    take_problem(s, d, problem, first, end, scatter);
     at += end - first;
   }
 }
@@ -261,8 +304,7 @@ sheaf_status shf_plan_given_grouping(const shf_grouping_spec *spec, const void *
               "the description says that a grouping is given, but args.grouping is NULL");
   if (!memory) return SHEAF_OK;
   /* Another plan of the same batch may have had other threads: only what is read has to be there. */
-  SHF_TRY(shf_plan_check_memory("grouping", memory, bytes, shf_plan_grouping_read_bytes(spec),
-                                SHEAF_BUFFER_TOO_SMALL));
+  SHF_TRY(shf_plan_check_memory("grouping", memory, bytes, shf_plan_grouping_read_bytes(spec), SHEAF_BUFFER_TOO_SMALL));
   const grouping_header *header = memory;
   fingerprint expected = fingerprint_of(spec);
   SHF_REQUIRE(memcmp(&header->made_for, &expected, sizeof expected) == 0, INVALID_PROBLEM,

@@ -190,12 +190,15 @@ void shf_plan_parallel(int threads, shf_task *task, void *context);
 /* Threads worth waking for this many bytes of traffic, at most `limit`. */
 int shf_plan_worth(int64_t bytes, int limit);
 
-/* How far ahead rows of a random walk are fetched: by so many bytes that memory is kept busy. Nothing for rows that
- * all fit the cache, where asking costs more than it brings. */
-int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes);
+/* How many rows of a random walk are fetched early: so many bytes that memory is kept busy, half of them at a time.
+ * Measured: rows that are read want large bursts, rows that are also written small ones. Nothing for rows that all fit
+ * the cache, where asking costs more than it brings. */
+enum { SHF_READ_AHEAD = 64 << 10, SHF_UPDATE_AHEAD = 10 << 10 };
+int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes);
 
-/* Whether an output of so many bytes is better stored past the cache. */
-int shf_plan_streams(int64_t bytes);
+/* Whether an output of so many rows is better stored past the cache: it would not stay there, and its rows are whole
+ * cache lines. */
+int shf_plan_streams(const shf_matrix *target, int64_t rows, int64_t row_bytes);
 
 /* How a stage's entries are ordered into groups. */
 typedef enum shf_axis { SHF_BY_ENTRIES, SHF_BY_OFFSETS, SHF_BY_IDS, SHF_BY_GROUPED } shf_axis;

@@ -75,7 +75,8 @@ static sheaf_status check_values(const run *r)
 static void segment_job(const run *r, shf_job *job)
 {
   const sheaf_segment_desc *d = r->desc;
-  *job = (shf_job){.dim = d->dim,
+  *job = (shf_job){.category = SHEAF_CATEGORY_SEGMENT,
+                   .dim = d->dim,
                    .entries = d->rows,
                    .groups = d->segments,
                    .bag_length = -1,
@@ -108,7 +109,7 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
 static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped, shf_part_fn *part, shf_join_fn *join)
 {
   if (grouped) job->grouped = *grouped;
-  job->ahead = r->plan->ahead;
+  job->ahead = grouped ? r->plan->ahead : 0;
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
 }
@@ -235,7 +236,7 @@ static void run_backward(const run *r, const shf_grouped *grouped)
   job.target = operand(r, SHF_SEGMENT_data_grad);
   job.arg = operand(r, SHF_SEGMENT_arg);
   job.arg_wide = wide(r);
-  job.ahead = shf_plan_ahead(r->desc->segments, r->plan->row_bytes);
+  job.ahead = shf_plan_ahead(r->desc->segments, r->plan->row_bytes, SHF_READ_AHEAD);
   job.count_ties = r->desc->ties == SHEAF_TIES_SPLIT;
   if (prepares && shf_plan_is_extreme(r->traits) && !job.count_ties) {
     job.arg = own_rows(r, at->arg, 8);
@@ -246,7 +247,7 @@ static void run_backward(const run *r, const shf_grouped *grouped)
     job.counts = own_rows(r, at->counts, r->plan->acc_bytes);
   }
   if (r->traits->reduce == SHF_REDUCE_MEAN) job.counts = count_rows(r);
-  job.stream = shf_plan_streams(r->plan->batch * r->desc->rows * r->plan->row_bytes);
+  job.stream = shf_plan_streams(&job.target, r->plan->batch * r->desc->rows, r->plan->row_bytes);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL);
 }
 

@@ -25,7 +25,8 @@ void shf_plan_parallel(int threads, shf_task *task, void *context)
   }
 }
 
-/* SHEAF_TEST_SPLIT=1 makes every run use all the threads it may, so that tests can cut small problems. */
+/* SHEAF_TEST_SPLIT=1 makes every run use all the threads it may, fetch rows early and store past the cache, so that small
+ * problems of tests take the ways of large ones. */
 static int always_split(void)
 {
   static atomic_int decided = -1;
@@ -50,16 +51,20 @@ int shf_plan_worth(int64_t bytes, int limit)
   return shares < limit ? (int)shares : limit;
 }
 
-enum { CACHED_BYTES = 1 << 20, AHEAD_BYTES = 16 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 64, STREAM_BYTES = 8 << 20 };
+enum { CACHED_BYTES = 1 << 20, AHEAD_LEAST = 4, STREAM_BYTES = 8 << 20 };
 
-int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes)
+int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes)
 {
-  if (row_bytes == 0 || rows <= CACHED_BYTES / row_bytes) return 0;
-  int64_t ahead = AHEAD_BYTES / row_bytes;
-  return ahead < AHEAD_LEAST ? AHEAD_LEAST : ahead > AHEAD_MOST ? AHEAD_MOST : ahead;
+  if (row_bytes == 0 || (rows <= CACHED_BYTES / row_bytes && !always_split())) return 0;
+  int64_t ahead = bytes / row_bytes;
+  return ahead < AHEAD_LEAST ? AHEAD_LEAST : ahead > SHF_MOST_AHEAD ? SHF_MOST_AHEAD : ahead;
 }
 
-int shf_plan_streams(int64_t bytes) { return bytes >= STREAM_BYTES; }
+int shf_plan_streams(const shf_matrix *target, int64_t rows, int64_t row_bytes)
+{
+  uintptr_t places = (uintptr_t)target->data | (uintptr_t)target->row_stride | (uintptr_t)target->batch_stride;
+  return (rows >= STREAM_BYTES / (row_bytes + 1) || always_split()) && (places | (uintptr_t)row_bytes) % 64 == 0;
+}
 
 int64_t shf_plan_slots(int64_t entries_of_batch, int64_t entries, int threads)
 {

@@ -12,6 +12,10 @@
 
 #include <sheaf/base.h>
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include "core/dtype.h"
 
 #if defined(ELEMENT_F64)
@@ -60,6 +64,15 @@ typedef uint8_t element;
 #error "a kernel file must define its ELEMENT_..."
 #endif
 
+/* One f16, by the instruction where there is one. */
+#if defined(__F16C__)
+static inline float f16_widen(uint16_t x) { return _cvtsh_ss(x); }
+static inline uint16_t f16_narrow(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+#else
+static inline float f16_widen(uint16_t x) { return shf_f16_to_f32(x); }
+static inline uint16_t f16_narrow(float x) { return shf_f32_to_f16(x); }
+#endif
+
 /* Per-sample weights have the table's type, f32 for quantised tables. */
 #if ELEMENT_QUANTISED
 typedef float weight;
@@ -67,7 +80,7 @@ static inline acc value_of(weight w) { return w; }
 #else
 typedef element weight;
 #if defined(ELEMENT_F16)
-static inline acc value_of(weight w) { return shf_f16_to_f32(w); }
+static inline acc value_of(weight w) { return f16_widen(w); }
 #elif defined(ELEMENT_BF16)
 static inline acc value_of(weight w) { return shf_bf16_to_f32(w); }
 #else
@@ -76,7 +89,7 @@ static inline acc value_of(weight w) { return w; }
 #endif
 
 #if defined(ELEMENT_F16)
-static inline element element_of(acc value) { return shf_f32_to_f16(value); }
+static inline element element_of(acc value) { return f16_narrow(value); }
 #elif defined(ELEMENT_BF16)
 static inline element element_of(acc value) { return shf_f32_to_bf16(value); }
 #elif !ELEMENT_QUANTISED
@@ -84,5 +97,12 @@ static inline element element_of(acc value) { return value; }
 #endif
 
 #define FORCE_INLINE static inline __attribute__((always_inline))
+
+/* Before a loop over the vectors of a tile: its arrays are registers only when it is unrolled. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
 
 #endif

@@ -41,6 +41,7 @@ FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
 FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }
 FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return FLOAT_WORD(maskload)(p, first_lanes(lanes)); }
 FORCE_INLINE void vec_store(acc *p, vec x) { FLOAT_WORD(storeu)(p, x); }
+FORCE_INLINE void vec_stream(acc *p, vec x) { FLOAT_WORD(stream)(p, x); }
 FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { FLOAT_WORD(maskstore)(p, first_lanes(lanes), x); }
 FORCE_INLINE vec vec_add(vec a, vec b) { return FLOAT_WORD(add)(a, b); }
 FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
@@ -68,6 +69,10 @@ FORCE_INLINE vmask vec_same(vec a, vec b)
   vmask both_nan = FLOAT_WORD(and)(VEC_COMPARE(a, a, _CMP_UNORD_Q), VEC_COMPARE(b, b, _CMP_UNORD_Q));
   return FLOAT_WORD(or)(VEC_COMPARE(a, b, _CMP_EQ_OQ), both_nan);
 }
+FORCE_INLINE vmask vec_less(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_LT_OQ); }
+FORCE_INLINE vec vec_most(vec x, vec best) { return FLOAT_WORD(max)(x, best); }
+FORCE_INLINE vec vec_least(vec x, vec best) { return FLOAT_WORD(min)(x, best); }
+FORCE_INLINE int vec_any_nan(vec a) { return FLOAT_WORD(movemask)(VEC_COMPARE(a, a, _CMP_UNORD_Q)) != 0; }
 FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
 
 #if !ELEMENT_WIDE
@@ -89,6 +94,7 @@ FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_
 FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes) { return _mm256_cvtph_ps(part_load(p, 2 * lanes)); }
 FORCE_INLINE __m128i f16_round(vec x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FORCE_INLINE void f16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, f16_round(x)); }
+FORCE_INLINE void f16_stream(uint16_t *p, vec x) { _mm_stream_si128((void *)p, f16_round(x)); }
 FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, f16_round(x), 2 * lanes); }
 
 FORCE_INLINE vec f16_load_exact(const uint16_t *p, int lanes)
@@ -138,6 +144,7 @@ FORCE_INLINE __m128i bf16_round(vec x)
   return _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, bf16_round(x)); }
+FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { _mm_stream_si128((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, bf16_round(x), 2 * lanes); }
 
 FORCE_INLINE vec bytes_widen(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
@@ -149,15 +156,22 @@ FORCE_INLINE vec nibbles_widen(__m128i bytes)
   __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
   return bytes_widen(_mm_unpacklo_epi8(low, high));
 }
-FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column)
+typedef struct nibble_code {
+  vec scale, bias;
+} nibble_code;
+FORCE_INLINE nibble_code nibble_code_of(acc scale, acc bias)
+{
+  return (nibble_code){vec_splat(scale), vec_splat(bias)};
+}
+FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column, nibble_code code)
 {
   int32_t four;
   memcpy(&four, row + column / 2, 4);
-  return nibbles_widen(_mm_cvtsi32_si128(four));
+  return vec_fma(nibbles_widen(_mm_cvtsi32_si128(four)), code.scale, code.bias);
 }
-FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
+FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes, nibble_code code)
 {
-  return nibbles_widen(part_load(row + column / 2, (lanes + 1) / 2));
+  return vec_fma(nibbles_widen(part_load(row + column / 2, (lanes + 1) / 2)), code.scale, code.bias);
 }
 #endif
 

@@ -34,6 +34,7 @@ FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
 FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }
 FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return FLOAT_WORD(maskz_loadu)(first_lanes(lanes), p); }
 FORCE_INLINE void vec_store(acc *p, vec x) { FLOAT_WORD(storeu)(p, x); }
+FORCE_INLINE void vec_stream(acc *p, vec x) { FLOAT_WORD(stream)(p, x); }
 FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { FLOAT_WORD(mask_storeu)(p, first_lanes(lanes), x); }
 FORCE_INLINE vec vec_add(vec a, vec b) { return FLOAT_WORD(add)(a, b); }
 FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
@@ -58,6 +59,10 @@ FORCE_INLINE vmask vec_same(vec a, vec b)
 {
   return VEC_COMPARE(a, b, _CMP_EQ_OQ) | (VEC_COMPARE(a, a, _CMP_UNORD_Q) & VEC_COMPARE(b, b, _CMP_UNORD_Q));
 }
+FORCE_INLINE vmask vec_less(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_LT_OQ); }
+FORCE_INLINE vec vec_most(vec x, vec best) { return FLOAT_WORD(max)(x, best); }
+FORCE_INLINE vec vec_least(vec x, vec best) { return FLOAT_WORD(min)(x, best); }
+FORCE_INLINE int vec_any_nan(vec a) { return VEC_COMPARE(a, a, _CMP_UNORD_Q) != 0; }
 FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
 
 #if !ELEMENT_WIDE
@@ -68,6 +73,7 @@ FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes)
 }
 FORCE_INLINE __m256i f16_round(vec x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FORCE_INLINE void f16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, f16_round(x)); }
+FORCE_INLINE void f16_stream(uint16_t *p, vec x) { _mm256_stream_si256((void *)p, f16_round(x)); }
 FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes)
 {
   _mm256_mask_storeu_epi16(p, first_lanes(lanes), f16_round(x));
@@ -124,6 +130,7 @@ FORCE_INLINE __m256i bf16_round(vec x)
   return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(near, lost, near, _mm512_set1_epi32(0x40)));
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, bf16_round(x)); }
+FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { _mm256_stream_si256((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes)
 {
   _mm256_mask_storeu_epi16(p, first_lanes(lanes), bf16_round(x));
@@ -135,19 +142,28 @@ FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes)
 {
   return bytes_widen(_mm_maskz_loadu_epi8(first_lanes(lanes), p));
 }
-FORCE_INLINE vec nibbles_widen(__m128i bytes)
+/* The sixteen values of a row's nibbles, computed once; a nibble then only chooses. The permutation looks at the lowest
+ * four bits of a lane, so that what stands above its nibble need not be cleared. */
+typedef vec nibble_code;
+FORCE_INLINE nibble_code nibble_code_of(acc scale, acc bias)
 {
-  __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
-  __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
-  return bytes_widen(_mm_unpacklo_epi8(low, high));
+  vec numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return vec_fma(numbers, vec_splat(scale), vec_splat(bias));
 }
-FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column)
+FORCE_INLINE vec nibbles_choose(__m128i bytes, nibble_code code)
 {
-  return nibbles_widen(_mm_loadl_epi64((const void *)(row + column / 2)));
+  const __m512i half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+  __m512i halves = _mm512_permutexvar_epi32(half, _mm512_castsi128_si512(bytes));
+  return _mm512_permutexvar_ps(_mm512_srlv_epi32(halves, shift), code);
 }
-FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
+FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column, nibble_code code)
 {
-  return nibbles_widen(_mm_maskz_loadu_epi8(first_lanes((lanes + 1) / 2), row + column / 2));
+  return nibbles_choose(_mm_loadl_epi64((const void *)(row + column / 2)), code);
+}
+FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes, nibble_code code)
+{
+  return nibbles_choose(_mm_maskz_loadu_epi8(first_lanes((lanes + 1) / 2), row + column / 2), code);
 }
 #endif
 

@@ -5,7 +5,9 @@
  *   ..._part(…, lanes)         the same on the first `lanes` lanes (1 .. VEC_LANES - 1); no other memory is touched
  *   f16_load, f16_store ...    widen to acc exactly; round to nearest even, denormals kept
  *   ..._exact                  the same, and a NaN keeps its bits (the conversion instructions would make it quiet)
- *   u8_load, u4_load           bytes and nibbles (low one first) as numbers
+ *   ..._stream                 store past the caches, to an address that is a multiple of the vector
+ *   u8_load                    bytes as numbers
+ *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
  */
 #ifndef SHF_KERNELS_VEC_SCALAR_H
 #define SHF_KERNELS_VEC_SCALAR_H
@@ -31,6 +33,7 @@ FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes)
 {
   if (lanes > 0) *p = x;
 }
+FORCE_INLINE void vec_stream(acc *p, vec x) { *p = x; }
 FORCE_INLINE vec vec_add(vec a, vec b) { return a + b; }
 FORCE_INLINE vec vec_sub(vec a, vec b) { return a - b; }
 FORCE_INLINE vec vec_mul(vec a, vec b) { return a * b; }
@@ -42,6 +45,11 @@ FORCE_INLINE vmask vec_above(vec x, vec best) { return !(x <= best) && best == b
 FORCE_INLINE vmask vec_below(vec x, vec best) { return !(x >= best) && best == best; }
 /* Equal, where a NaN equals a NaN and -0 equals +0. */
 FORCE_INLINE vmask vec_same(vec a, vec b) { return a == b || (a != a && b != b); }
+/* Among numbers: less; the other one only where it is more (less). */
+FORCE_INLINE vmask vec_less(vec a, vec b) { return a < b; }
+FORCE_INLINE vec vec_most(vec x, vec best) { return x > best ? x : best; }
+FORCE_INLINE vec vec_least(vec x, vec best) { return x < best ? x : best; }
+FORCE_INLINE int vec_any_nan(vec a) { return a != a; }
 FORCE_INLINE vmask vec_equal(vec a, vec b) { return a == b; }
 FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return m ? yes : no; }
 
@@ -54,6 +62,7 @@ FORCE_INLINE void vint_store(lane_int *p, vint x) { *p = x; }
 FORCE_INLINE vec f16_load(const uint16_t *p) { return shf_f16_to_f32(*p); }
 FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes) { return lanes > 0 ? f16_load(p) : 0; }
 FORCE_INLINE void f16_store(uint16_t *p, vec x) { *p = shf_f32_to_f16(x); }
+FORCE_INLINE void f16_stream(uint16_t *p, vec x) { f16_store(p, x); }
 FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes)
 {
   if (lanes > 0) f16_store(p, x);
@@ -67,21 +76,27 @@ FORCE_INLINE void f16_store_exact(uint16_t *p, vec x, int lanes)
 FORCE_INLINE vec bf16_load(const uint16_t *p) { return shf_bf16_to_f32(*p); }
 FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes) { return lanes > 0 ? bf16_load(p) : 0; }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { *p = shf_f32_to_bf16(x); }
+FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { bf16_store(p, x); }
 FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes)
 {
   if (lanes > 0) bf16_store(p, x);
 }
 FORCE_INLINE vec u8_load(const uint8_t *p) { return (acc)*p; }
 FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes) { return lanes > 0 ? u8_load(p) : 0; }
-/* Nibbles start at an even column in the wider headers; here `column` says which half of the byte is meant. */
-FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column)
+
+typedef struct nibble_code {
+  vec scale, bias;
+} nibble_code;
+FORCE_INLINE nibble_code nibble_code_of(acc scale, acc bias) { return (nibble_code){scale, bias}; }
+/* Nibbles start at a multiple of VEC_LANES; here `column` says which half of the byte is meant. */
+FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column, nibble_code code)
 {
   uint8_t byte = row[column / 2];
-  return (acc)(column % 2 ? byte >> 4 : byte & 15);
+  return vec_fma((acc)(column % 2 ? byte >> 4 : byte & 15), code.scale, code.bias);
 }
-FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes)
+FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes, nibble_code code)
 {
-  return lanes > 0 ? u4_load(row, column) : 0;
+  return lanes > 0 ? u4_load(row, column, code) : 0;
 }
 #endif
 
