@@ -32,10 +32,10 @@ if(SHEAF_FUZZ)
   target_link_options(sheaf_link INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
-# gcc clears and copies small structs with string instructions, whose start-up costs a small call about 10 of 85 ns.
+# gcc clears and copies small structs with string instructions, or 8 bytes at a time; either costs a small call about 10 of 75 ns.
 include(CheckCCompilerFlag)
-set(copy_by_moves -mmemset-strategy=unrolled_loop:1024:noalign,libcall:-1:noalign
-                  -mmemcpy-strategy=unrolled_loop:1024:noalign,libcall:-1:noalign)
+set(copy_by_moves -mmemset-strategy=vector_loop:1024:noalign,libcall:-1:noalign
+                  -mmemcpy-strategy=vector_loop:1024:noalign,libcall:-1:noalign)
 check_c_compiler_flag("${copy_by_moves}" SHEAF_HAS_COPY_BY_MOVES)
 
 add_library(sheaf_internal INTERFACE)

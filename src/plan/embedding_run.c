@@ -74,6 +74,7 @@ static sheaf_status check_values(const run *r)
 {
   if (r->bound.given[SHF_EMBEDDING_offsets])
     SHF_TRY(shf_plan_check_offsets(r->desc, operand(r, SHF_EMBEDDING_offsets), r->plan->batch, r->plan->threads));
+  if (r->desc->bad_index == SHEAF_BAD_INDEX_SKIP && !r->args->report) return SHEAF_OK;
   shf_index_scan scan = index_scan(r);
   return shf_plan_apply_policy(&scan, r->desc->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices", r->desc->bad_index,
                                r->args->report);
@@ -81,31 +82,36 @@ static sheaf_status check_values(const run *r)
 
 /* ---- Stages ---- */
 
+void shf_plan_embedding_job(sheaf_plan *plan)
+{
+  const sheaf_embedding_desc *d = &plan->embedding;
+  int matrix = d->bag_form == SHEAF_BAGS_MATRIX;
+  int keeps_padding = d->kind == SHEAF_LOOKUP && d->padding == SHEAF_PADDING_ROW;
+  plan->job = (shf_job){.category = SHEAF_CATEGORY_EMBEDDING,
+                        .dim = d->dim,
+                        .entries = d->indices,
+                        .groups = d->bags,
+                        .bag_length = matrix ? (d->bags ? d->indices / d->bags : 0) : -1,
+                        .rows = d->rows,
+                        .row_bytes = plan->row_bytes,
+                        .row_begin = d->row_begin,
+                        .total_rows = d->total_rows,
+                        .padding = d->has_padding && !keeps_padding ? d->padding_idx : -1,
+                        .offsets_wide = d->offset_dtype == SHEAF_I64,
+                        .offsets_end = d->bag_form == SHEAF_BAGS_OFFSETS_END,
+                        .out_dtype = d->out_dtype,
+                        .mean = d->kind == SHEAF_BAG_MEAN || d->kind == SHEAF_BAG_MEAN_BACKWARD,
+                        .slot_bytes = plan->layout.slot_bytes};
+}
+
 /* What every stage over indices has in common. */
 static void index_job(const run *r, shf_job *job)
 {
-  const sheaf_embedding_desc *d = r->desc;
-  int matrix = d->bag_form == SHEAF_BAGS_MATRIX;
-  int keeps_padding = d->kind == SHEAF_LOOKUP && d->padding == SHEAF_PADDING_ROW;
-  *job = (shf_job){.category = SHEAF_CATEGORY_EMBEDDING,
-                   .dim = d->dim,
-                   .entries = d->indices,
-                   .groups = d->bags,
-                   .bag_length = matrix ? (d->bags ? d->indices / d->bags : 0) : -1,
-                   .rows = d->rows,
-                   .row_bytes = r->plan->row_bytes,
-                   .row_begin = d->row_begin,
-                   .total_rows = d->total_rows,
-                   .padding = d->has_padding && !keeps_padding ? d->padding_idx : -1,
-                   .index = operand(r, SHF_EMBEDDING_indices),
-                   .offsets = operand(r, SHF_EMBEDDING_offsets),
-                   .weights = operand(r, SHF_EMBEDDING_weights),
-                   .offsets_wide = d->offset_dtype == SHEAF_I64,
-                   .offsets_end = d->bag_form == SHEAF_BAGS_OFFSETS_END,
-                   .out_dtype = d->out_dtype,
-                   .mean = d->kind == SHEAF_BAG_MEAN || d->kind == SHEAF_BAG_MEAN_BACKWARD,
-                   .partials = r->workspace + r->plan->layout.partials,
-                   .slot_bytes = r->plan->layout.slot_bytes};
+  *job = r->plan->job;
+  job->index = operand(r, SHF_EMBEDDING_indices);
+  job->offsets = operand(r, SHF_EMBEDDING_offsets);
+  job->weights = operand(r, SHF_EMBEDDING_weights);
+  job->partials = r->workspace + r->plan->layout.partials;
 }
 
 static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join,

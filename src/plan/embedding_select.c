@@ -272,5 +272,6 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
   describe_operands(&made);
   shf_plan_finish_specs(&made);
+  shf_plan_embedding_job(&made);
   return shf_plan_publish(&made, plan);
 }

@@ -283,10 +283,10 @@ static int ranges_overlap(const void *a, int64_t a_bytes, const void *b, int64_t
   return a_bytes > 0 && b_bytes > 0 && x < y + (uintptr_t)b_bytes && y < x + (uintptr_t)a_bytes;
 }
 
+/* Of two operands whose ranges overlap: whether they share a byte. */
 static int operands_meet(const sheaf_plan *plan, const shf_bound *bound, int a, int b)
 {
   const shf_matrix *x = &bound->view[a], *y = &bound->view[b];
-  if (!ranges_overlap(x->data, bound->bytes[a], y->data, bound->bytes[b])) return 0;
   const shf_operand_spec *x_spec = &plan->spec[a], *y_spec = &plan->spec[b];
   if (x->batch_stride == y->batch_stride) { /* problems p and q meet as p - q and 0 do */
     for (int64_t apart = 0; apart < (x->batch_stride ? plan->batch : 1); apart++)
@@ -305,11 +305,15 @@ static int operands_meet(const sheaf_plan *plan, const shf_bound *bound, int a, 
 static sheaf_status check_aliasing(const sheaf_plan *plan, const shf_bound *bound)
 {
   for (int i = 0; i < plan->taken_count; i++) {
-    const shf_operand_spec *spec = &plan->spec[plan->taken[i]];
-    if (!spec->output) continue;
+    int a = plan->taken[i];
+    const shf_operand_spec *spec = &plan->spec[a];
+    if (!spec->output || bound->bytes[a] == 0) continue;
     for (int j = 0; j < plan->taken_count; j++) {
-      const shf_operand_spec *other = &plan->spec[plan->taken[j]];
-      if (j == i || (other->output && j < i) || !operands_meet(plan, bound, plan->taken[i], plan->taken[j])) continue;
+      int b = plan->taken[j];
+      if (b == a || !ranges_overlap(bound->view[a].data, bound->bytes[a], bound->view[b].data, bound->bytes[b]))
+        continue;
+      const shf_operand_spec *other = &plan->spec[b];
+      if ((other->output && j < i) || !operands_meet(plan, bound, a, b)) continue;
       FAIL_OPERAND("%s shares memory with %s", spec->name, other->name);
     }
   }
@@ -403,11 +407,7 @@ static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *op
 
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
-  for (int i = 0; i < SHF_MAX_OPERANDS; i++) {
-    bound->given[i] = 0;
-    bound->bytes[i] = 0;
-    bound->view[i] = (shf_matrix){NULL, 0, 0};
-  }
+  memset(bound, 0, sizeof *bound);
   if (!bind_usual(plan, operands, bound)) SHF_TRY(bind_closely(plan, operands, bound));
   return check_aliasing(plan, bound);
 }
@@ -452,6 +452,7 @@ sheaf_status shf_plan_check_memory(const char *what, const void *memory, size_t 
 sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound, const char *what, const void *memory,
                                   int64_t bytes)
 {
+  if (bytes == 0) return SHEAF_OK;
   for (int k = 0; k < plan->taken_count; k++) {
     int i = plan->taken[k];
     SHF_REQUIRE(!ranges_overlap(memory, bytes, bound->view[i].data, bound->bytes[i]), INVALID_PROBLEM,

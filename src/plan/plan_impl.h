@@ -68,6 +68,7 @@ struct sheaf_plan {
   int64_t row_bytes; /* of a table or data row */
   int64_t ahead;     /* rows of the table or data to fetch ahead of a random walk */
   shf_layout layout;
+  shf_job job; /* what all stages of a run have in common; operands are added there */
   int operands;
   shf_operand_spec spec[SHF_MAX_OPERANDS];
   int taken_count;             /* the operands that matter to the op, */
@@ -84,6 +85,12 @@ static inline int64_t shf_plan_index_at(const char *data, int64_t position, int 
 {
   return wide ? ((const int64_t *)(const void *)data)[position] : ((const int32_t *)(const void *)data)[position];
 }
+
+/* ---- embedding_run.c, segment_run.c ---- */
+
+/* Fills in plan->job from the rest of the plan. */
+void shf_plan_embedding_job(sheaf_plan *plan);
+void shf_plan_segment_job(sheaf_plan *plan);
 
 /* ---- registry.c: the rows ---- */
 

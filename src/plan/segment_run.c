@@ -74,19 +74,24 @@ static sheaf_status check_values(const run *r)
 
 static void segment_job(const run *r, shf_job *job)
 {
-  const sheaf_segment_desc *d = r->desc;
-  *job = (shf_job){.category = SHEAF_CATEGORY_SEGMENT,
-                   .dim = d->dim,
-                   .entries = d->rows,
-                   .groups = d->segments,
-                   .bag_length = -1,
-                   .padding = -1,
-                   .row_bytes = r->plan->row_bytes,
-                   .source = operand(r, SHF_SEGMENT_data),
-                   .index = operand(r, SHF_SEGMENT_ids),
-                   .out_dtype = d->dtype,
-                   .partials = r->workspace + r->plan->layout.partials,
-                   .slot_bytes = r->plan->layout.slot_bytes};
+  *job = r->plan->job;
+  job->source = operand(r, SHF_SEGMENT_data);
+  job->index = operand(r, SHF_SEGMENT_ids);
+  job->partials = r->workspace + r->plan->layout.partials;
+}
+
+void shf_plan_segment_job(sheaf_plan *plan)
+{
+  const sheaf_segment_desc *d = &plan->segment;
+  plan->job = (shf_job){.category = SHEAF_CATEGORY_SEGMENT,
+                        .dim = d->dim,
+                        .entries = d->rows,
+                        .groups = d->segments,
+                        .bag_length = -1,
+                        .padding = -1,
+                        .row_bytes = plan->row_bytes,
+                        .out_dtype = d->dtype,
+                        .slot_bytes = plan->layout.slot_bytes};
 }
 
 static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_fn *part, shf_join_fn *join)

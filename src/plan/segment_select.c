@@ -206,5 +206,6 @@ sheaf_status sheaf_segment_select(const sheaf_segment_desc *desc, const sheaf_pr
   SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
   describe_operands(&made);
   shf_plan_finish_specs(&made);
+  shf_plan_segment_job(&made);
   return shf_plan_publish(&made, plan);
 }

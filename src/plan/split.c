@@ -63,7 +63,8 @@ int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes)
 int shf_plan_streams(const shf_matrix *target, int64_t rows, int64_t row_bytes)
 {
   uintptr_t places = (uintptr_t)target->data | (uintptr_t)target->row_stride | (uintptr_t)target->batch_stride;
-  return (rows >= STREAM_BYTES / (row_bytes + 1) || always_split()) && (places | (uintptr_t)row_bytes) % 64 == 0;
+  if ((places | (uintptr_t)row_bytes) % 64 != 0) return 0;
+  return (double)rows * (double)row_bytes >= STREAM_BYTES || always_split();
 }
 
 int64_t shf_plan_slots(int64_t entries_of_batch, int64_t entries, int threads)
@@ -302,6 +303,16 @@ static void join_share(void *context, int thread)
   }
 }
 
+/* One thread, one problem: all of it, without dividing anything, since small calls are mostly what is around them. */
+static void run_alone(const shf_stage *stage, int64_t entries)
+{
+  shf_part all = {
+      .last_entry = entries, .last_group = stage->job->groups, .tail_end = entries, .scratch = stage->scratch};
+  unsigned mode = shf_core_fp_enter();
+  stage->run(stage->job, &all);
+  shf_core_fp_leave(mode);
+}
+
 void shf_plan_run_stage(const shf_stage *stage)
 {
   const shf_job *job = stage->job;
@@ -311,6 +322,10 @@ void shf_plan_run_stage(const shf_stage *stage)
   s.entries = stage->axis == SHF_BY_GROUPED ? job->grouped.problem_start[stage->batch] : stage->batch * job->entries;
   s.threads = shf_plan_worth(stage->bytes, stage->threads);
   if (stage->axis == SHF_BY_ENTRIES ? s.entries == 0 : s.groups == 0) return;
+  if (s.threads == 1 && stage->batch == 1) {
+    run_alone(stage, s.entries);
+    return;
+  }
   if (stage->axis != SHF_BY_ENTRIES) find_boundaries(&s);
   shf_plan_parallel(s.threads, run_share, &s);
   if (stage->axis == SHF_BY_ENTRIES) return;
