@@ -125,9 +125,12 @@ FORCE_INLINE __m256i bf16_round(vec x)
   __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
   __m512i near = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  __mmask16 lost = _mm512_mask_testn_epi32_mask(nan, high, _mm512_set1_epi32(0x7f)); /* NaNs cut down to an infinity */
-  near = _mm512_mask_mov_epi32(near, nan, high);
-  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(near, lost, near, _mm512_set1_epi32(0x40)));
+  if (__builtin_expect(nan != 0, 0)) {
+    __mmask16 lost = _mm512_mask_testn_epi32_mask(nan, high, _mm512_set1_epi32(0x7f)); /* cut down to an infinity */
+    near = _mm512_mask_mov_epi32(near, nan, high);
+    near = _mm512_mask_or_epi32(near, lost, near, _mm512_set1_epi32(0x40));
+  }
+  return _mm512_cvtepi32_epi16(near);
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { _mm256_stream_si256((void *)p, bf16_round(x)); }
