@@ -1,4 +1,6 @@
 /* guards.c: what a thread includes in, and excludes from, the key sets of its calls. */
+#include <sheaf/ops.h>
+
 #include "dispatch/dispatch_impl.h"
 
 _Thread_local shf_thread_state shf_thread;

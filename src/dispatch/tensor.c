@@ -17,7 +17,7 @@ int shf_dtype_is_float(sheaf_dtype dtype) { return dtype >= SHEAF_F32 && dtype <
 static sheaf_status make_block(size_t extra, sheaf_tensor **tensor)
 {
   size_t block = BLOCK_START + extra;
-  if (block < extra) return shf_core_no_memory("a tensor", extra);
+  if (extra > (size_t)1 << 47) return shf_core_no_memory("a tensor", extra); /* more than a process can address */
   sheaf_tensor *t = shf_core_alloc(block);
   if (!t) return shf_core_no_memory("a tensor", block);
   memset(t, 0, sizeof *t);
@@ -232,17 +232,16 @@ sheaf_tensor *sheaf_tensor_retain(sheaf_tensor *tensor)
 void shf_history_release(shf_history *history)
 {
   if (!history || atomic_fetch_sub_explicit(&history->refs, 1, memory_order_acq_rel) > 1) return;
-  shf_thread_state *thread = &shf_thread;
-  history->next_dying = thread->dying;
-  thread->dying = history;
-  if (thread->freeing) return; /* whoever frees takes it from the list: no recursion along a chain */
-  thread->freeing = 1;
-  while (thread->dying) {
-    shf_history *next = thread->dying;
-    thread->dying = next->next_dying;
+  history->next_dying = shf_thread.dying;
+  shf_thread.dying = history;
+  if (shf_thread.freeing) return; /* whoever frees takes it from the list: no recursion along a chain */
+  shf_thread.freeing = 1;
+  while (shf_thread.dying) {
+    shf_history *next = shf_thread.dying;
+    shf_thread.dying = next->next_dying;
     next->destroy(next);
   }
-  thread->freeing = 0;
+  shf_thread.freeing = 0;
 }
 
 void sheaf_tensor_release(sheaf_tensor *tensor)
