@@ -35,6 +35,27 @@ static sheaf_status newly_made(lookup_world *w) { return made(w->indices, w->tab
 static sheaf_status with_graph(lookup_world *w) { return made(w->indices, w->leaf); }
 static sheaf_status within_vmap(lookup_world *w) { return made(w->hidden, w->table); }
 
+/* What a call within vmap is when it comes out of that layer. */
+static sheaf_status as_batch(lookup_world *w)
+{
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1,
+                                             [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_ERROR};
+  sheaf_tensor *inputs[] = {w->table, sheaf_tensor_part(w->hidden, 0)}, *out = NULL;
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = SHEAF_OP_EMBEDDING;
+  call.inputs = inputs;
+  call.input_count = 2;
+  call.outputs = &out;
+  call.output_count = 1;
+  call.attrs = attrs;
+  call.attr_count = SHEAF_EMBEDDING_ATTRS;
+  call.batch = 1;
+  call.batched = 2;
+  sheaf_status status = sheaf_dispatch(&call);
+  sheaf_tensor_release(out);
+  return status;
+}
+
 /* ---- Layers on and off ---- */
 
 static sheaf_guard guard;
@@ -123,7 +144,8 @@ static const line lines[] = {
   {"f16 rows", "op, result given", 0, nothing, half_rows, nothing},
   {"Autocast, cast table kept", "f16 rows", 50, autocast_on, cast_rows, autocast_off},
   {"Autograd, a node recorded", "op, result made", 200, nothing, with_graph, nothing},
-  {"Vmap, a batch of one", "op, result made", 50, nothing, within_vmap, nothing},
+  {"a batch of one", "op, result made", 0, nothing, as_batch, nothing},
+  {"Vmap, of one slice", "a batch of one", 50, nothing, within_vmap, nothing},
   {"Profiler", "op, result given", 200, profiler_on, into_given, profiler_off},
   {"Tracer", "op, result made", 200, tracer_on, newly_made, tracer_off},
 };

@@ -44,6 +44,12 @@ struct sheaf_tensor {
   char name[SHF_NAME_BYTES];
 };
 
+/* Memory for what every call makes and frees (spare.c): small blocks are kept by the thread that frees them. `bytes` is
+ * raised to what there is; release with that. */
+void *shf_spare_alloc(size_t *bytes);
+void shf_spare_free(void *memory, size_t bytes);
+void shf_spare_clear(void);
+
 /* A dense tensor with memory that is not cleared, or (meta) without; device as `like`'s, or CPU. */
 sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, const sheaf_tensor *like,
                              sheaf_tensor **tensor);
@@ -119,9 +125,10 @@ typedef struct shf_layer {
   sheaf_kernel kernel[SHEAF_OP_BUILT_IN]; /* NULL: `any` */
 } shf_layer;
 
-#define SHF_LAYER_LIST(X)                                                                                       \
-  X(CPU, cpu)                                                                                                   \
-  X(CUDA, cuda) X(META, meta) X(SPARSE, sparse) X(QUANTIZED, quantized) X(NESTED, nested) X(AUTOCAST, autocast) \
+#define SHF_LAYER_LIST(X)                                                                         \
+  X(CPU, cpu)                                                                                     \
+  X(CUDA, cuda)                                                                                   \
+  X(META, meta) X(SPARSE, sparse) X(QUANTIZED, quantized) X(NESTED, nested) X(AUTOCAST, autocast) \
       X(AUTOGRAD, autograd) X(VMAP, vmap) X(PROFILER, profiler) X(TRACER, tracer)
 
 #define SHF_X(key, name) extern const shf_layer shf_layer_##name;

@@ -18,7 +18,7 @@ static sheaf_status make_block(size_t extra, sheaf_tensor **tensor)
 {
   size_t block = BLOCK_START + extra;
   if (extra > (size_t)1 << 47) return shf_core_no_memory("a tensor", extra); /* more than a process can address */
-  sheaf_tensor *t = shf_core_alloc(block);
+  sheaf_tensor *t = shf_spare_alloc(&block);
   if (!t) return shf_core_no_memory("a tensor", block);
   memset(t, 0, sizeof *t);
   atomic_init(&t->refs, 1);
@@ -252,7 +252,7 @@ void sheaf_tensor_release(sheaf_tensor *tensor)
   for (int i = 0; i < 2; i++) sheaf_tensor_release(tensor->part[i]);
   sheaf_tensor_release(tensor->base);
   if (tensor->managed && tensor->managed->deleter) tensor->managed->deleter(tensor->managed);
-  shf_core_free(tensor, tensor->block);
+  shf_spare_free(tensor, tensor->block);
   shf_history_release(history);
 }
 

@@ -22,11 +22,12 @@ static sheaf_status check_no_grad(const char *what, const sheaf_tensor *part)
 /* A tensor that holds the two parts. */
 static sheaf_status make_of(sheaf_form form, int key, sheaf_tensor *first, sheaf_tensor *second, sheaf_tensor **tensor)
 {
-  sheaf_tensor *t = shf_core_alloc(sizeof *t);
-  if (!t) return shf_core_no_memory("a tensor", sizeof *t);
+  size_t block = sizeof(sheaf_tensor);
+  sheaf_tensor *t = shf_spare_alloc(&block);
+  if (!t) return shf_core_no_memory("a tensor", block);
   memset(t, 0, sizeof *t);
   atomic_init(&t->refs, 1);
-  t->block = sizeof *t;
+  t->block = block;
   t->form = form;
   t->part[0] = sheaf_tensor_retain(first);
   t->part[1] = sheaf_tensor_retain(second);

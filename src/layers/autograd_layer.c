@@ -21,7 +21,7 @@ static void destroy(shf_history *history)
     sheaf_tensor_release(node->edges[i].leaf);
     if (node->edges[i].node) shf_history_release(&node->edges[i].node->history);
   }
-  shf_core_free(node, node->block);
+  shf_spare_free(node, node->block);
 }
 
 static sheaf_status make_node(const sheaf_call *call, shf_node **made)
@@ -29,7 +29,7 @@ static sheaf_status make_node(const sheaf_call *call, shf_node **made)
   size_t inputs = (size_t)call->input_count, outputs = (size_t)call->output_count, attrs = (size_t)call->attr_count;
   size_t block = sizeof(shf_node) + (inputs + outputs) * sizeof(shf_saved) + inputs * sizeof(shf_edge) +
                  attrs * sizeof(sheaf_attr);
-  shf_node *node = shf_core_alloc(block);
+  shf_node *node = shf_spare_alloc(&block);
   if (!node) return shf_core_no_memory("a node of the graph", block);
   memset(node, 0, block);
   atomic_init(&node->history.refs, 1);

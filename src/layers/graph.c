@@ -31,19 +31,35 @@ sheaf_status shf_graph_add_value(sheaf_graph *graph, const shf_value *value, int
   return SHEAF_OK;
 }
 
+/* Memory that lives as long as the graph, aligned to 8. */
+static sheaf_status cut(sheaf_graph *graph, size_t bytes, void **memory)
+{
+  enum { PIECE = 32 << 10, HEAD = (sizeof(shf_graph_piece) + 7) / 8 * 8 };
+  shf_graph_piece *piece = graph->pieces;
+  if (!piece || piece->bytes - piece->used < bytes) {
+    size_t all = HEAD + bytes > PIECE ? HEAD + bytes : PIECE;
+    piece = shf_core_alloc(all);
+    if (!piece) return shf_core_no_memory("traced calls", all);
+    *piece = (shf_graph_piece){graph->pieces, all, HEAD};
+    graph->pieces = piece;
+  }
+  *memory = (char *)piece + piece->used;
+  piece->used += bytes;
+  return SHEAF_OK;
+}
+
 sheaf_status shf_graph_add_step(sheaf_graph *graph, sheaf_op op, int inputs, int outputs, int attrs, shf_step **step)
 {
   size_t ids = ((size_t)(inputs + outputs) * sizeof(int32_t) + 7) / 8 * 8;
   size_t block = (sizeof(shf_step) + 7) / 8 * 8 + ids + (size_t)attrs * sizeof(sheaf_attr);
   GROW(graph, steps, step_count, step_room);
-  shf_step *made = shf_core_alloc(block);
-  if (!made) return shf_core_no_memory("a traced call", block);
-  memset(made, 0, block);
+  void *memory = NULL;
+  SHF_TRY(cut(graph, block, &memory));
+  shf_step *made = memset(memory, 0, block);
   made->op = op;
   made->inputs = inputs;
   made->outputs = outputs;
   made->attr_count = attrs;
-  made->block = block;
   made->attrs = (sheaf_attr *)(void *)((char *)made + (sizeof(shf_step) + 7) / 8 * 8 + ids);
   graph->steps[graph->step_count++] = made;
   *step = made;
@@ -79,7 +95,10 @@ sheaf_status shf_graph_find_outputs(sheaf_graph *graph)
 void sheaf_graph_free(sheaf_graph *graph)
 {
   if (!graph) return;
-  for (int i = 0; i < graph->step_count; i++) shf_core_free(graph->steps[i], graph->steps[i]->block);
+  for (shf_graph_piece *piece = graph->pieces, *next; piece; piece = next) {
+    next = piece->next;
+    shf_core_free(piece, piece->bytes);
+  }
   shf_core_free(graph->steps, (size_t)graph->step_room * sizeof *graph->steps);
   shf_core_free(graph->values, (size_t)graph->value_room * sizeof *graph->values);
   shf_core_free(graph->inputs, (size_t)graph->input_room * sizeof *graph->inputs);

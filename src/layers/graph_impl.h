@@ -19,12 +19,18 @@ typedef struct shf_step {
   uint32_t wanted, batched;
   sheaf_keyset include;
   int64_t batch;
-  size_t block;
   sheaf_attr *attrs;
   int32_t ids[];
 } shf_step;
 
+/* A piece of memory that steps are cut from. */
+typedef struct shf_graph_piece {
+  struct shf_graph_piece *next;
+  size_t bytes, used;
+} shf_graph_piece;
+
 struct sheaf_graph {
+  shf_graph_piece *pieces; /* the newest first */
   shf_value *values;
   shf_step **steps;
   int32_t *inputs, *outputs; /* value ids */

@@ -23,7 +23,7 @@ typedef struct shf_plan_key {
 
 /* The plan for a key, from this thread's own cache, the shared one, or select. It stays valid until this thread asks
  * for another one. `key` is completed (threads, instruction set). */
-sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan);
+sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan, const char **kernel_name);
 
 /* This thread's workspace of at least so many bytes; valid until the next call. */
 sheaf_status shf_cache_workspace(size_t bytes, void **workspace);

@@ -15,6 +15,7 @@ typedef struct cached {
   uint64_t hash;
   sheaf_plan *plan;
   atomic_int refs;
+  char kernel_name[64];
 } cached;
 
 typedef struct local {
@@ -126,6 +127,8 @@ static sheaf_status select_new(uint64_t hash, const shf_plan_key *key, cached **
   entry->key = *key;
   entry->hash = hash;
   entry->plan = plan;
+  sheaf_sku sku = sheaf_plan_sku(plan);
+  memcpy(entry->kernel_name, sku.name, sizeof entry->kernel_name);
   atomic_init(&entry->refs, 1);
   share(entry);
   *made = entry;
@@ -142,7 +145,7 @@ static sheaf_status fetch(cached **slot, uint64_t hash, const shf_plan_key *key)
   return SHEAF_OK;
 }
 
-sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan)
+sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan, const char **kernel_name)
 {
   key->threads = sheaf_threads();
   key->isa = (int)sheaf_isa_current();
@@ -150,6 +153,7 @@ sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan)
   cached **slot = &mine.slot[hash % AT_HAND];
   if (__builtin_expect(!same(*slot, hash, key), 0)) SHF_TRY(fetch(slot, hash, key));
   *plan = (*slot)->plan;
+  *kernel_name = (*slot)->kernel_name;
   return SHEAF_OK;
 }
 
@@ -172,6 +176,7 @@ sheaf_status shf_cache_workspace(size_t bytes, void **workspace)
 void sheaf_clear_caches(void)
 {
   empty_local(&mine);
+  shf_spare_clear();
   cached *forgotten[SHARED];
   pthread_mutex_lock(&shared.lock);
   memcpy(forgotten, shared.entry, sizeof forgotten);

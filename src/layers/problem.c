@@ -125,13 +125,12 @@ static int64_t traffic(const shf_problem *p)
   return bytes;
 }
 
-static void count_run(const shf_problem *p, const sheaf_plan *plan)
+static void count_run(const shf_problem *p, const char *kernel_name)
 {
   shf_tally *tally = shf_thread.tally;
   tally->runs++;
   tally->bytes += traffic(p);
-  sheaf_sku sku = sheaf_plan_sku(plan);
-  memcpy(tally->sku, sku.name, sizeof tally->sku);
+  memcpy(tally->sku, kernel_name, sizeof tally->sku);
 }
 
 static sheaf_status run_plan(shf_problem *p, const sheaf_plan *plan)
@@ -148,9 +147,10 @@ static sheaf_status run_plan(shf_problem *p, const sheaf_plan *plan)
 sheaf_status shf_problem_run(shf_problem *p)
 {
   const sheaf_plan *plan;
-  SHF_TRY(shf_cache_plan(&p->key, &plan));
+  const char *kernel_name;
+  SHF_TRY(shf_cache_plan(&p->key, &plan, &kernel_name));
   SHF_TRY(shf_is_meta(p->frame) ? shf_meta_check(p, plan) : run_plan(p, plan));
-  if (shf_thread.tally) count_run(p, plan);
+  if (shf_thread.tally) count_run(p, kernel_name);
   for (int i = 0; i < p->call->output_count && i < SHF_PROBLEM_OUTPUTS; i++) {
     if (p->made[i])
       p->call->outputs[i] = p->made[i];

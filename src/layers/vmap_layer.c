@@ -101,11 +101,8 @@ static sheaf_status with_all_levels(const sheaf_tensor *t, const levels *all, co
 static sheaf_status merge_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame, sheaf_tensor **out)
 {
   sheaf_tensor *full;
+  *out = NULL;
   SHF_TRY(with_all_levels(t, all, frame, &full));
-  if (all->count == 1) {
-    *out = full;
-    return SHEAF_OK;
-  }
   int64_t shape[SHEAF_TENSOR_MAX_RANK] = {all->problems};
   int rank = full->rank - all->count + 1;
   for (int i = 1; i < rank; i++) shape[i] = full->extent[i + all->count - 1];
@@ -164,18 +161,21 @@ static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_call batch = *call;
   batch.batch = all.problems;
   sheaf_status status = SHEAF_OK;
+  uint32_t own = 0; /* inputs that are made here; the others are borrowed */
   for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
-    if (is_batched(call->inputs[i])) {
-      batch.batched |= SHF_BIT(i);
-      status = merge_levels(call->inputs[i], &all, frame, &inputs[i]);
-    } else {
-      inputs[i] = sheaf_tensor_retain(call->inputs[i]);
-    }
+    inputs[i] = call->inputs[i];
+    if (!is_batched(inputs[i])) continue;
+    batch.batched |= SHF_BIT(i);
+    inputs[i] = inputs[i]->part[0];
+    if (all.count == 1) continue;
+    own |= SHF_BIT(i);
+    status = merge_levels(call->inputs[i], &all, frame, &inputs[i]);
   }
   batch.inputs = inputs;
   batch.outputs = results;
   if (status == SHEAF_OK) status = sheaf_redispatch(&batch, frame);
-  for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
+  for (int i = 0; own >> i; i++)
+    if (own >> i & 1) sheaf_tensor_release(inputs[i]);
   return status == SHEAF_OK ? hand_out(call, results, &all, 1, frame) : status;
 }
 
