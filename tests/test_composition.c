@@ -614,6 +614,42 @@ static void test_all_layers_in_one_call(void **state)
   sheaf_profile_free(profile);
 }
 
+/* Keys that no tensor brings: every layer lets the call through, or (Autocast without a type) does nothing. */
+static void test_layers_without_their_tensors(void **state)
+{
+  (void)state;
+  sheaf_tensor *table = tensor_random(SHEAF_F32, SHAPE(6, 2), 1),
+               *indices = tensor_random_ints(SHEAF_I64, 6, SHAPE(2, 3), 2);
+  sheaf_tensor *ids = tensor_of(SHEAF_I64, SHAPE(6), NULL), *plain[5] = {NULL}, *through[5] = {NULL};
+  for (int round = 0; round < 2; round++) {
+    sheaf_tensor **out = round ? through : plain;
+    sheaf_guard guard;
+    unsigned keys = round ? 0x7ffu & ~7u & ~(1u << SHEAF_KEY_TRACER) & ~(1u << SHEAF_KEY_PROFILER) : 0;
+    expect_ok(sheaf_guard_begin(sheaf_keyset_from(keys), sheaf_keyset_empty(), &guard));
+    keep_result(sheaf_embedding(indices, table, NULL, &out[0]), &out[0]);
+    keep_result(WATCH(sheaf_embedding_bag(indices, table, NULL, NULL, &out[1])), &out[1]);
+    if (round) assert_string_equal(visits, "Vmap Autograd Autocast Nested Quantized Sparse Cpu ");
+    keep_result(sheaf_segment_reduce(table, SHEAF_REDUCE_SUM, ids, 1, NULL, &out[2]), &out[2]);
+    keep_result(sheaf_add(table, table, 2, &out[3]), &out[3]);
+    keep_result(sheaf_movedim(table, 0, 1, &out[4]), &out[4]);
+    expect_ok(sheaf_guard_end(&guard));
+  }
+  for (int i = 0; i < 5; i++) expect_same_tensor(plain[i], through[i]);
+}
+
+static void test_quantised_results_have_no_gradient(void **state)
+{
+  (void)state;
+  sheaf_tensor *table = tensor_random(SHEAF_F32, SHAPE(6, 2), 1), *indices = tensor_of(SHEAF_I64, SHAPE(2), NULL),
+               *out = NULL;
+  sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
+  options.out_dtype = SHEAF_INT8;
+  expect_ok(sheaf_tensor_require_grad(table, SHEAF_GRAD_DENSE));
+  expect_status(sheaf_embedding(indices, table, &options, &out), SHEAF_UNSUPPORTED);
+  expect_words("int8", "table");
+  assert_null(out);
+}
+
 /* Every set of layers that can meet over a lookup: each is visited once, in order. */
 static void test_every_pair_of_layers(void **state)
 {
@@ -690,6 +726,8 @@ int main(void)
       TEST(test_traces_replay),
       TEST(test_traces_with_gradients),
       TEST(test_all_layers_in_one_call),
+      TEST(test_layers_without_their_tensors),
+      TEST(test_quantised_results_have_no_gradient),
       TEST(test_every_pair_of_layers),
   };
   return cmocka_run_group_tests(tests, watch_layers, NULL);

@@ -97,7 +97,6 @@ static inline void shf_drop(sheaf_tensor **slot)
 /* What plans did on behalf of the profiled call. */
 typedef struct shf_tally {
   int64_t bytes, runs, device_ns;
-  const sheaf_tensor *first;
   char sku[64];
 } shf_tally;
 
@@ -125,11 +124,12 @@ typedef struct shf_layer {
   sheaf_kernel kernel[SHEAF_OP_BUILT_IN]; /* NULL: `any` */
 } shf_layer;
 
-#define SHF_LAYER_LIST(X)                                                                         \
-  X(CPU, cpu)                                                                                     \
-  X(CUDA, cuda)                                                                                   \
-  X(META, meta) X(SPARSE, sparse) X(QUANTIZED, quantized) X(NESTED, nested) X(AUTOCAST, autocast) \
-      X(AUTOGRAD, autograd) X(VMAP, vmap) X(PROFILER, profiler) X(TRACER, tracer)
+#define SHF_LAYER_LIST(X)                                                                                 \
+  X(CPU, cpu)                                                                                             \
+  X(CUDA, cuda)                                                                                           \
+  X(META, meta)                                                                                           \
+  X(SPARSE, sparse) X(QUANTIZED, quantized) X(NESTED, nested) X(AUTOCAST, autocast) X(AUTOGRAD, autograd) \
+      X(VMAP, vmap) X(PROFILER, profiler) X(TRACER, tracer)
 
 #define SHF_X(key, name) extern const shf_layer shf_layer_##name;
 SHF_LAYER_LIST(SHF_X)
@@ -144,6 +144,9 @@ const char *shf_dispatch_input_name(sheaf_op op, int input);
 /* ---- op_table.c ---- */
 
 extern const sheaf_op_spec shf_built_in_ops[SHEAF_OP_BUILT_IN];
+
+/* How many of its first inputs an op cannot do without. */
+extern const uint8_t shf_required_inputs[SHEAF_OP_BUILT_IN];
 
 /* Gradients of the built-in ops, by id; `backward` NULL: none. Kept by the Autograd layer. */
 extern const sheaf_gradient shf_built_in_gradients[SHEAF_OP_BUILT_IN];

@@ -234,14 +234,18 @@ static sheaf_status check_call(const sheaf_call *call)
               atomic_load(&registry.ops));
   const sheaf_op_spec *spec = &registry.spec[call->op];
   int inputs = spec->inputs < 0 ? 32 : spec->inputs, outputs = spec->outputs < 0 ? 32 : spec->outputs;
-  SHF_REQUIRE(call->input_count >= 0 && call->input_count <= inputs && call->output_count >= 0 &&
-                  call->output_count <= outputs && call->attr_count == spec->attrs,
+  SHF_REQUIRE((call->input_count == inputs || (spec->inputs < 0 && (unsigned)call->input_count <= 32)) &&
+                  (call->output_count == outputs || (spec->outputs < 0 && (unsigned)call->output_count <= 32)) &&
+                  call->attr_count == spec->attrs,
               INVALID_PROBLEM, "%s is called with %d inputs, %d outputs, %d attributes; it has %d, %d and %d",
               spec->name, call->input_count, call->output_count, call->attr_count, spec->inputs, spec->outputs,
               spec->attrs);
   SHF_REQUIRE((call->inputs || call->input_count == 0) && (call->outputs || call->output_count == 0) &&
                   (call->attrs || call->attr_count == 0),
               INVALID_PROBLEM, "%s: a list of the call is NULL", spec->name);
+  int required = call->op < SHEAF_OP_BUILT_IN ? shf_required_inputs[call->op] : 0;
+  for (int i = 0; i < required; i++)
+    SHF_REQUIRE(call->inputs[i], INVALID_PROBLEM, "%s: %s is NULL", spec->name, spec->input_names[i]);
   return SHEAF_OK;
 }
 

@@ -74,3 +74,14 @@ const sheaf_op_spec shf_built_in_ops[SHEAF_OP_BUILT_IN] = {
     [SHEAF_OP_RESHAPE] = OP("reshape", 1, tensor_names, 1, out_names, 1 + SHEAF_TENSOR_MAX_RANK, shape_attrs),
     [SHEAF_OP_EXPAND] = OP("expand", 1, tensor_names, 1, out_names, 1, count_attr),
 };
+
+const uint8_t shf_required_inputs[SHEAF_OP_BUILT_IN] = {
+    [SHEAF_OP_EMBEDDING] = 2,      [SHEAF_OP_EMBEDDING_BACKWARD] = 2,
+    [SHEAF_OP_EMBEDDING_BAG] = 2,  [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = 1,
+    [SHEAF_OP_SEGMENT_REDUCE] = 1, [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = 1,
+    [SHEAF_OP_QUANTIZE] = 1,       [SHEAF_OP_DEQUANTIZE] = 1,
+    [SHEAF_OP_COALESCE] = 1,       [SHEAF_OP_TO_DENSE] = 1,
+    [SHEAF_OP_CAST] = 1,           [SHEAF_OP_ADD] = 2,
+    [SHEAF_OP_MOVEDIM] = 1,        [SHEAF_OP_BATCH] = 1,
+    [SHEAF_OP_UNBATCH] = 1,        [SHEAF_OP_RESHAPE] = 1,
+    [SHEAF_OP_EXPAND] = 1};

@@ -130,7 +130,13 @@ static sheaf_status autograd(const sheaf_call *call, const sheaf_frame *frame)
   inner.outputs = outputs;
   if (needs.extra) inner.wanted = (call->wanted ? call->wanted : 1) | needs.extra;
   SHF_TRY(sheaf_redispatch(&inner, frame));
-  sheaf_status status = record(call, gradient, wanted, &needs, outputs);
+  sheaf_status status;
+  if (shf_is_quantised(sheaf_tensor_dtype(outputs[0])))
+    status =
+        shf_core_fail(SHEAF_UNSUPPORTED, "%s: a result of %s has no gradient, but %s requires one", shf_op_name(call),
+                      sheaf_dtype_name(outputs[0]->dtype), shf_dispatch_input_name(call->op, __builtin_ctz(wanted)));
+  else
+    status = record(call, gradient, wanted, &needs, outputs);
   for (int i = 0; i < call->output_count; i++) {
     if (status == SHEAF_OK && shf_wants(call, i))
       call->outputs[i] = outputs[i];

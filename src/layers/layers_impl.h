@@ -28,7 +28,7 @@ sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan, const ch
 /* This thread's workspace of at least so many bytes; valid until the next call. */
 sheaf_status shf_cache_workspace(size_t bytes, void **workspace);
 
-/* ---- Problems (problem.c) ---- */
+/* ---- Problems (plan_problem.c) ---- */
 
 enum { SHF_PROBLEM_OPERANDS = 9, SHF_PROBLEM_OUTPUTS = 2 };
 
@@ -58,7 +58,7 @@ sheaf_status shf_problem_embedding_bag_backward(const sheaf_call *call, const sh
 sheaf_status shf_problem_segment(const sheaf_call *call, const sheaf_frame *frame);
 sheaf_status shf_problem_segment_backward(const sheaf_call *call, const sheaf_frame *frame);
 
-/* The shared beginning and end of these (problem.c): an input as an operand, an output as one, and the run. */
+/* The shared beginning and end of these (plan_problem.c): an input as an operand, an output as one, and the run. */
 void shf_problem_begin(shf_problem *p, const sheaf_call *call, const sheaf_frame *frame, sheaf_category category);
 sheaf_operand shf_problem_input(shf_problem *p, int input);
 sheaf_status shf_problem_run(shf_problem *p);

@@ -9,6 +9,16 @@ static int is_nested(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_
 /* A nested tensor's values; any other tensor as it is. Borrowed. */
 static sheaf_tensor *values_of(sheaf_tensor *t) { return is_nested(t) ? t->part[0] : t; }
 
+/* The key may be there without such a tensor: then the call goes on as it is. */
+static int has_nested(const sheaf_call *call)
+{
+  for (int i = 0; i < call->input_count; i++)
+    if (is_nested(call->inputs[i])) return 1;
+  return 0;
+}
+
+static sheaf_tensor *offsets_of(sheaf_tensor *t) { return is_nested(t) ? t->part[1] : NULL; }
+
 static sheaf_status check_call(const sheaf_call *call)
 {
   SHF_REQUIRE(!call->batch, UNSUPPORTED, "%s of nested tensors within vmap", shf_op_name(call));
@@ -58,16 +68,18 @@ static sheaf_status send_and_wrap(const sheaf_call *call, const sheaf_frame *fra
 
 static sheaf_status embedding(const sheaf_call *call, const sheaf_frame *frame)
 {
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_REQUIRE(!is_nested(call->inputs[0]), UNSUPPORTED, "embedding: a nested table");
   sheaf_tensor *inputs[] = {call->inputs[0], values_of(call->inputs[1])};
   sheaf_call flat = *call;
   flat.inputs = inputs;
-  return send_and_wrap(&flat, frame, 0, call->inputs[1]->part[1]);
+  return send_and_wrap(&flat, frame, 0, offsets_of(call->inputs[1]));
 }
 
 static sheaf_status embedding_backward(const sheaf_call *call, const sheaf_frame *frame)
 {
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_TRY(check_alike(call, call->inputs[0], call->inputs[1]));
   sheaf_tensor *inputs[] = {values_of(call->inputs[0]), values_of(call->inputs[1])};
@@ -82,6 +94,7 @@ static sheaf_status bags(const sheaf_call *call, const sheaf_frame *frame)
   enum { INDICES = 1, OFFSETS = 2, WEIGHTS = 3, MOST = 7 };
   sheaf_tensor *inputs[MOST] = {NULL}, *indices = shf_input(call, INDICES), *weights = shf_input(call, WEIGHTS);
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   for (int i = 0; i < call->input_count; i++)
     SHF_REQUIRE(!is_nested(call->inputs[i]) || i == INDICES || i == WEIGHTS, UNSUPPORTED, "%s: %s is nested",
@@ -122,6 +135,7 @@ static sheaf_status segments(const sheaf_call *call, const sheaf_frame *frame)
   int backward = call->op == SHEAF_OP_SEGMENT_REDUCE_BACKWARD, at = backward ? 2 : 0;
   sheaf_tensor *data = shf_input(call, at), *ids = shf_input(call, 1), *made = NULL, *inputs[4] = {NULL};
   sheaf_attr attrs[SHEAF_SEGMENT_ATTRS];
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_TRY(check_alike(call, data, ids));
   memcpy(attrs, call->attrs, sizeof attrs);
@@ -150,6 +164,7 @@ static sheaf_status segments(const sheaf_call *call, const sheaf_frame *frame)
 static sheaf_status elementwise(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *inputs[2] = {values_of(shf_input(call, 0)), values_of(shf_input(call, 1))};
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   if (call->input_count == 2) {
     SHF_REQUIRE(is_nested(call->inputs[0]) && is_nested(call->inputs[1]), INVALID_PROBLEM,
@@ -158,13 +173,13 @@ static sheaf_status elementwise(const sheaf_call *call, const sheaf_frame *frame
   }
   sheaf_call flat = *call;
   flat.inputs = inputs;
-  return send_and_wrap(&flat, frame, 0, call->inputs[0]->part[1]);
+  return send_and_wrap(&flat, frame, 0, offsets_of(call->inputs[0]));
 }
 
 static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
 {
   const sheaf_tensor *t = call->inputs[0], *values = t->part[0], *offsets = t->part[1];
-  (void)frame;
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
   SHF_REQUIRE(sheaf_keyset_contains(values->keys, SHEAF_KEY_CPU), UNSUPPORTED,
               "to_dense of a nested tensor: its longest component is not known without data on the CPU");
   SHF_REQUIRE(shf_tensor_is_contiguous(values), UNSUPPORTED,
@@ -190,7 +205,7 @@ static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
 
 static sheaf_status refuse(const sheaf_call *call, const sheaf_frame *frame)
 {
-  (void)frame;
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
   return shf_core_fail(SHEAF_UNSUPPORTED, "%s of a nested tensor", shf_op_name(call));
 }
 

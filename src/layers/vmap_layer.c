@@ -41,14 +41,14 @@ static sheaf_status find_levels(const sheaf_call *call, levels *all)
   *all = (levels){.problems = 1};
   SHF_REQUIRE(call->input_count <= MOST_INPUTS && call->output_count <= MOST_OUTPUTS, UNSUPPORTED,
               "%s has %d inputs; vmap takes %d", shf_op_name(call), call->input_count, MOST_INPUTS);
-  for (int i = 0; i < call->output_count; i++)
-    SHF_REQUIRE(!call->outputs[i], UNSUPPORTED,
-                "%s: a batched result is made; it cannot be written into a given tensor", shf_op_name(call));
   for (int i = 0; i < call->input_count; i++) {
     const sheaf_tensor *t = call->inputs[i];
     for (int l = 0; is_batched(t) && l < t->levels; l++)
       SHF_TRY(add_level(all, t->level[l], t->part[0]->extent[l], call));
   }
+  for (int i = 0; all->count > 0 && i < call->output_count; i++)
+    SHF_REQUIRE(!call->outputs[i], UNSUPPORTED,
+                "%s: a batched result is made; it cannot be written into a given tensor", shf_op_name(call));
   for (int i = 0; i < all->count; i++) all->problems *= all->extent[i];
   return SHEAF_OK;
 }
@@ -157,6 +157,7 @@ static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
   SHF_REQUIRE(!call->batch, INVALID_PROBLEM, "%s: batched tensors in a call that is a batch itself", shf_op_name(call));
   SHF_TRY(find_levels(call, &all));
+  if (all.count == 0) return sheaf_redispatch(call, frame); /* the key without such a tensor */
   SHF_REQUIRE(all.problems > 0, UNSUPPORTED, "%s: vmap over an extent of 0", shf_op_name(call));
   sheaf_call batch = *call;
   batch.batch = all.problems;
@@ -185,6 +186,7 @@ static sheaf_status as_one(const sheaf_call *call, const sheaf_frame *frame)
   levels all;
   sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
   SHF_TRY(find_levels(call, &all));
+  if (all.count == 0) return sheaf_redispatch(call, frame);
   sheaf_status status = SHEAF_OK;
   for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
     sheaf_tensor *t = call->inputs[i], unbatched = {.levels = 0};

@@ -24,14 +24,11 @@ static sheaf_status mixed(const sheaf_call *call)
                        sheaf_op_describe(call->op)->name);
 }
 
-sheaf_status shf_ops_enter(const sheaf_call *call, int required)
+sheaf_status shf_ops_enter(const sheaf_call *call)
 {
   unsigned bits = 0;
-  for (int i = 0; i < call->input_count; i++) {
-    SHF_REQUIRE(i >= required || call->inputs[i], INVALID_PROBLEM, "%s: %s is NULL", sheaf_op_describe(call->op)->name,
-                shf_dispatch_input_name(call->op, i));
+  for (int i = 0; i < call->input_count; i++)
     if (call->inputs[i]) bits |= call->inputs[i]->keys.bits;
-  }
   bits &= data_keys;
   if (__builtin_expect((bits & (bits - 1)) != 0, 0)) return mixed(call);
   return sheaf_dispatch(call);
@@ -55,5 +52,5 @@ sheaf_status shf_ops_unary(sheaf_op op, sheaf_tensor *tensor, const sheaf_attr *
 {
   SHF_REQUIRE(out, INVALID_PROBLEM, "%s: out is NULL", sheaf_op_describe(op)->name);
   sheaf_call call = shf_ops_call(op, &tensor, 1, out, 1, attrs, attr_count);
-  return shf_ops_enter(&call, 1);
+  return shf_ops_enter(&call);
 }

@@ -41,7 +41,7 @@ sheaf_status sheaf_add(sheaf_tensor *a, sheaf_tensor *b, double alpha, sheaf_ten
   sheaf_tensor *inputs[] = {a, b};
   const sheaf_attr attr = {.f = alpha};
   sheaf_call call = shf_ops_call(SHEAF_OP_ADD, inputs, 2, out, 1, &attr, 1);
-  return shf_ops_enter(&call, 2);
+  return shf_ops_enter(&call);
 }
 
 sheaf_status sheaf_reshape(sheaf_tensor *tensor, int rank, const int64_t *shape, sheaf_tensor **out)

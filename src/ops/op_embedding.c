@@ -35,5 +35,5 @@ sheaf_status sheaf_embedding(sheaf_tensor *indices, sheaf_tensor *table, const s
       [SHEAF_EMBEDDING_OUT_DTYPE].i = options->out_dtype};
   sheaf_call call = shf_ops_call(SHEAF_OP_EMBEDDING, inputs, 2, out, 1, attrs, SHEAF_EMBEDDING_ATTRS);
   if (options->out_dtype >= SHEAF_INT8) call.include = sheaf_keyset_of(SHEAF_KEY_QUANTIZED);
-  return shf_ops_enter(&call, 2);
+  return shf_ops_enter(&call);
 }

@@ -45,7 +45,7 @@ sheaf_status sheaf_embedding_bag(sheaf_tensor *indices, sheaf_tensor *table, she
       [SHEAF_EMBEDDING_BAG_FORM].i = form};
   sheaf_call call = shf_ops_call(SHEAF_OP_EMBEDDING_BAG, inputs, 4, outputs, 2, attrs, SHEAF_EMBEDDING_ATTRS);
   if (options->out_dtype >= SHEAF_INT8) call.include = sheaf_keyset_of(SHEAF_KEY_QUANTIZED);
-  SHF_TRY(shf_ops_enter(&call, 2));
+  SHF_TRY(shf_ops_enter(&call));
   *out = outputs[0];
   return SHEAF_OK;
 }

@@ -28,7 +28,7 @@ static sheaf_status reduce_segments(sheaf_tensor *data, sheaf_reduce reduce, she
                                            [SHEAF_SEGMENT_OUT_DTYPE].i = options->out_dtype};
   sheaf_call call = shf_ops_call(SHEAF_OP_SEGMENT_REDUCE, inputs, 2, outputs, 2, attrs, SHEAF_SEGMENT_ATTRS);
   if (options->out_dtype >= SHEAF_INT8) call.include = sheaf_keyset_of(SHEAF_KEY_QUANTIZED);
-  SHF_TRY(shf_ops_enter(&call, 1));
+  SHF_TRY(shf_ops_enter(&call));
   *out = outputs[0];
   return SHEAF_OK;
 }

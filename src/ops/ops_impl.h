@@ -6,9 +6,8 @@
 
 #include "dispatch/dispatch_impl.h"
 
-/* That the first `required` inputs are there and all data lies in one kind of place; then dispatches. `outputs` has
- * call->output_count places. */
-sheaf_status shf_ops_enter(const sheaf_call *call, int required);
+/* Checks that all data lies in one kind of place; then dispatches. */
+sheaf_status shf_ops_enter(const sheaf_call *call);
 
 /* An options struct, or NULL, that this version understands. */
 sheaf_status shf_ops_check_options(const void *options, size_t known, const char *op);

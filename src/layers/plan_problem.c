@@ -1,4 +1,4 @@
-/* problem.c: a call in a plan's terms: operands, outputs that are made, the run. What an op's problem is: see
+/* plan_problem.c: a call in a plan's terms: operands, outputs that are made, the run. What an op's problem is: see
  * problem_embedding.c and problem_segment.c. */
 #include <inttypes.h>
 
