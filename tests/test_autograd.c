@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "support/tensors.h"
@@ -483,6 +484,64 @@ static void test_long_graphs_do_not_recurse(void **state)
   expect_tensor(sheaf_tensor_grad(x), 1);
 }
 
+/* ---- Threads and tensors without data ---- */
+
+enum { BACKWARDS = 200 };
+
+static void *differentiate_often(void *shared)
+{
+  sheaf_tensor *table = shared, *indices;
+  int64_t two[] = {2};
+  sheaf_status status = sheaf_tensor_new(SHEAF_I64, 1, two, &indices);
+  if (status == SHEAF_OK) ((int64_t *)sheaf_tensor_data(indices))[1] = 2;
+  for (int i = 0; i < BACKWARDS && status == SHEAF_OK; i++) {
+    sheaf_tensor *out = NULL;
+    status = sheaf_embedding(indices, table, NULL, &out);
+    if (status == SHEAF_OK) status = sheaf_backward(out, NULL, NULL);
+    sheaf_tensor_release(out);
+  }
+  sheaf_tensor_release(indices);
+  return (void *)(uintptr_t)status;
+}
+
+static void test_threads_share_a_leaf(void **state)
+{
+  (void)state;
+  for (int kind = SHEAF_GRAD_DENSE; kind <= SHEAF_GRAD_SPARSE; kind++) {
+    pthread_t threads[3];
+    sheaf_tensor *table = tensor_of(SHEAF_F64, SHAPE(3, 1), NULL);
+    expect_ok(sheaf_tensor_require_grad(table, (sheaf_grad)kind));
+    for (int i = 0; i < 3; i++) assert_int_equal(pthread_create(&threads[i], NULL, differentiate_often, table), 0);
+    for (int i = 0; i < 3; i++) {
+      void *status;
+      assert_int_equal(pthread_join(threads[i], &status), 0);
+      assert_null(status);
+    }
+    expect_tensor(dense_grad(table), 3 * BACKWARDS, 0, 3 * BACKWARDS);
+  }
+}
+
+static void test_gradients_without_data(void **state)
+{
+  (void)state;
+  for (int kind = SHEAF_GRAD_DENSE; kind <= SHEAF_GRAD_SPARSE_RAW; kind++)
+    for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_MAX; mode++) {
+      sheaf_tensor *table = tensor_untouchable(SHEAF_F32, SHAPE(100, 8)),
+                   *indices = tensor_untouchable(SHEAF_I64, SHAPE(3, 5));
+      sheaf_tensor *out = NULL;
+      sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+      options.mode = (sheaf_bag_mode)mode;
+      expect_ok(sheaf_tensor_require_grad(table, (sheaf_grad)kind));
+      expect_ok(sheaf_embedding_bag(indices, table, NULL, &options, &out));
+      expect_ok(sheaf_backward(out, NULL, NULL));
+      const sheaf_tensor *grad = sheaf_tensor_grad(table);
+      assert_int_equal(sheaf_tensor_form(grad), kind == SHEAF_GRAD_DENSE ? SHEAF_FORM_META : SHEAF_FORM_SPARSE);
+      assert_int_equal(sheaf_tensor_extent(grad, 0), 100);
+      assert_int_equal(sheaf_tensor_extent(grad, 1), 8);
+      sheaf_tensor_release(out);
+    }
+}
+
 /* ---- A user's op with a gradient of its own ---- */
 
 static sheaf_status square(const sheaf_call *call, const sheaf_frame *frame)
@@ -564,6 +623,8 @@ int main(void)
       TEST(test_writes_since_forward_are_errors),
       TEST(test_graphs_are_recorded_only_when_needed),
       TEST(test_long_graphs_do_not_recurse),
+      TEST(test_threads_share_a_leaf),
+      TEST(test_gradients_without_data),
       TEST(test_users_ops_are_differentiated),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

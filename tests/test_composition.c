@@ -309,7 +309,7 @@ static void test_nested_gradients(void **state)
   (void)state;
   sheaf_tensor *values = tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(1, 0, 1, 2)),
                *offsets = tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(0, 3, 4));
-  sheaf_tensor *nested, *plain[2], *jagged[2];
+  sheaf_tensor *nested, *plain[2], *jagged[2], *weights[2];
   expect_ok(sheaf_tensor_nested(values, offsets, &nested));
   tensor_keep(nested);
   for (int form = 0; form < 2; form++) {
@@ -327,6 +327,8 @@ static void test_nested_gradients(void **state)
     sheaf_tensor *other = tensor_random(SHEAF_F64, SHAPE(3, 2), 1), *bags = NULL;
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.include_last_offset = !form;
+    options.per_sample_weights = weights[form] = tensor_of(SHEAF_F64, SHAPE(4), NUMBERS(1, 2, 3, 4));
+    expect_ok(sheaf_tensor_require_grad(weights[form], SHEAF_GRAD_DENSE));
     expect_ok(sheaf_tensor_require_grad(other, SHEAF_GRAD_SPARSE));
     keep_result(sheaf_embedding_bag(form ? nested : values, other, form ? NULL : offsets, &options, &bags), &bags);
     expect_ok(sheaf_backward(bags, g, NULL));
@@ -335,6 +337,7 @@ static void test_nested_gradients(void **state)
   }
   expect_same_tensor(plain[0], plain[1]);
   expect_same_tensor(jagged[0], jagged[1]);
+  expect_same_tensor(sheaf_tensor_grad(weights[0]), sheaf_tensor_grad(weights[1]));
 }
 
 /* ---- Profiles ---- */

@@ -57,7 +57,7 @@ sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, 
 /* The same memory seen with another shape of as many elements; the tensor must be contiguous. */
 sheaf_status shf_tensor_reshape(sheaf_tensor *tensor, int rank, const int64_t *shape, sheaf_tensor **out);
 
-/* Wraps `inner`, whose leading dimensions are the levels'. */
+/* Wraps `inner`, whose leading dimensions are the levels', and whose reference it takes (also when it fails). */
 sheaf_status shf_tensor_batched(sheaf_tensor *inner, int levels, const int *level, sheaf_tensor **tensor);
 
 /* The parts checked by whoever made them. */
@@ -124,12 +124,13 @@ typedef struct shf_layer {
   sheaf_kernel kernel[SHEAF_OP_BUILT_IN]; /* NULL: `any` */
 } shf_layer;
 
-#define SHF_LAYER_LIST(X)                                                                                 \
-  X(CPU, cpu)                                                                                             \
-  X(CUDA, cuda)                                                                                           \
-  X(META, meta)                                                                                           \
-  X(SPARSE, sparse) X(QUANTIZED, quantized) X(NESTED, nested) X(AUTOCAST, autocast) X(AUTOGRAD, autograd) \
-      X(VMAP, vmap) X(PROFILER, profiler) X(TRACER, tracer)
+#define SHF_LAYER_LIST(X)                                                                             \
+  X(CPU, cpu)                                                                                         \
+  X(CUDA, cuda)                                                                                       \
+  X(META, meta)                                                                                       \
+  X(SPARSE, sparse)                                                                                   \
+  X(QUANTIZED, quantized) X(NESTED, nested) X(AUTOCAST, autocast) X(AUTOGRAD, autograd) X(VMAP, vmap) \
+      X(PROFILER, profiler) X(TRACER, tracer)
 
 #define SHF_X(key, name) extern const shf_layer shf_layer_##name;
 SHF_LAYER_LIST(SHF_X)

@@ -229,9 +229,17 @@ sheaf_tensor *sheaf_tensor_retain(sheaf_tensor *tensor)
   return tensor;
 }
 
+/* Gives a reference up; whether it was the last one. Who holds the only one needs no counting down: nobody can make
+ * another meanwhile. */
+static inline int was_last(atomic_int *refs)
+{
+  return atomic_load_explicit(refs, memory_order_acquire) == 1 ||
+         atomic_fetch_sub_explicit(refs, 1, memory_order_acq_rel) == 1;
+}
+
 void shf_history_release(shf_history *history)
 {
-  if (!history || atomic_fetch_sub_explicit(&history->refs, 1, memory_order_acq_rel) > 1) return;
+  if (!history || !was_last(&history->refs)) return;
   history->next_dying = shf_thread.dying;
   shf_thread.dying = history;
   if (shf_thread.freeing) return; /* whoever frees takes it from the list: no recursion along a chain */
@@ -246,7 +254,7 @@ void shf_history_release(shf_history *history)
 
 void sheaf_tensor_release(sheaf_tensor *tensor)
 {
-  if (!tensor || atomic_fetch_sub_explicit(&tensor->refs, 1, memory_order_acq_rel) > 1) return;
+  if (!tensor || !was_last(&tensor->refs)) return;
   shf_history *history = tensor->history;
   sheaf_tensor_release(atomic_load_explicit(&tensor->grad, memory_order_relaxed));
   for (int i = 0; i < 2; i++) sheaf_tensor_release(tensor->part[i]);

@@ -19,7 +19,7 @@ static sheaf_status check_no_grad(const char *what, const sheaf_tensor *part)
   return SHEAF_OK;
 }
 
-/* A tensor that holds the two parts. */
+/* A tensor of this form with the keys of its parts, which the caller puts in. */
 static sheaf_status make_of(sheaf_form form, int key, sheaf_tensor *first, sheaf_tensor *second, sheaf_tensor **tensor)
 {
   size_t block = sizeof(sheaf_tensor);
@@ -29,8 +29,6 @@ static sheaf_status make_of(sheaf_form form, int key, sheaf_tensor *first, sheaf
   atomic_init(&t->refs, 1);
   t->block = block;
   t->form = form;
-  t->part[0] = sheaf_tensor_retain(first);
-  t->part[1] = sheaf_tensor_retain(second);
   t->keys = sheaf_keyset_insert(sheaf_keyset_union(first->keys, second ? second->keys : first->keys), key);
   *tensor = t;
   return SHEAF_OK;
@@ -43,6 +41,8 @@ sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t 
 {
   SHF_TRY(make_of(SHEAF_FORM_SPARSE, SHEAF_KEY_SPARSE, ids, values, tensor));
   sheaf_tensor *t = *tensor;
+  t->part[0] = sheaf_tensor_retain(ids);
+  t->part[1] = sheaf_tensor_retain(values);
   t->dtype = values->dtype;
   t->rank = 2;
   t->extent[0] = rows;
@@ -115,6 +115,8 @@ sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, shea
               values->rank);
   SHF_TRY(make_of(SHEAF_FORM_NESTED, SHEAF_KEY_NESTED, values, offsets, tensor));
   sheaf_tensor *t = *tensor;
+  t->part[0] = sheaf_tensor_retain(values);
+  t->part[1] = sheaf_tensor_retain(offsets);
   t->dtype = values->dtype;
   t->rank = values->rank + 1;
   t->extent[0] = offsets->extent[0] - 1;
@@ -151,10 +153,13 @@ sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sh
 
 sheaf_status shf_tensor_batched(sheaf_tensor *inner, int levels, const int *level, sheaf_tensor **tensor)
 {
-  SHF_REQUIRE(inner->rank >= levels, INVALID_PROBLEM, "%d batch dimensions of a tensor of rank %d", levels,
-              inner->rank);
-  SHF_TRY(make_of(SHEAF_FORM_BATCHED, SHEAF_KEY_VMAP, inner, NULL, tensor));
+  sheaf_status status = make_of(SHEAF_FORM_BATCHED, SHEAF_KEY_VMAP, inner, NULL, tensor);
+  if (status != SHEAF_OK) {
+    sheaf_tensor_release(inner);
+    return status;
+  }
   sheaf_tensor *t = *tensor;
+  t->part[0] = inner;
   t->dtype = inner->dtype;
   t->rank = inner->rank - levels;
   t->levels = levels;

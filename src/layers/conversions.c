@@ -128,5 +128,5 @@ sheaf_status shf_plain_batch(const sheaf_call *call, const sheaf_frame *frame)
               UNSUPPORTED, "a tensor of form %d and rank %d cannot be batched", (int)t->form, t->rank);
   for (int i = 0; i < levels; i++) all[i] = t->level[i];
   all[levels] = (int)level;
-  return shf_tensor_batched(levels ? t->part[0] : t, levels + 1, all, &call->outputs[0]);
+  return shf_tensor_batched(sheaf_tensor_retain(levels ? t->part[0] : t), levels + 1, all, &call->outputs[0]);
 }

@@ -113,19 +113,22 @@ static sheaf_status merge_levels(const sheaf_tensor *t, const levels *all, const
 
 /* ---- Outputs ---- */
 
-static sheaf_status wrap(sheaf_tensor *merged, const levels *all, const sheaf_frame *frame, sheaf_tensor **out)
+/* Splits the merged dimension again, and hides all levels. Takes the reference. */
+static sheaf_status wrap(sheaf_tensor *result, const levels *all, int merged, const sheaf_frame *frame,
+                         sheaf_tensor **out)
 {
-  if (all->count == 1) return shf_tensor_batched(merged, 1, all->level, out);
+  if (!merged || all->count == 1) return shf_tensor_batched(result, all->count, all->level, out);
   int64_t shape[SHEAF_TENSOR_MAX_RANK];
-  int rank = merged->rank + all->count - 1;
-  SHF_REQUIRE(rank <= SHEAF_TENSOR_MAX_RANK, INVALID_PROBLEM, "vmap: a result of %d dimensions", rank);
-  for (int i = 0; i < all->count; i++) shape[i] = all->extent[i];
-  for (int i = all->count; i < rank; i++) shape[i] = merged->extent[i - all->count + 1];
-  sheaf_tensor *split;
-  SHF_TRY(shf_send_reshape(merged, rank, shape, frame, &split));
-  sheaf_status status = shf_tensor_batched(split, all->count, all->level, out);
-  sheaf_tensor_release(split);
-  return status;
+  int rank = result->rank + all->count - 1;
+  sheaf_tensor *split = NULL;
+  sheaf_status status = SHEAF_OK;
+  if (rank > SHEAF_TENSOR_MAX_RANK)
+    status = shf_core_fail(SHEAF_INVALID_PROBLEM, "vmap: a result of %d dimensions", rank);
+  for (int i = 0; status == SHEAF_OK && i < rank; i++)
+    shape[i] = i < all->count ? all->extent[i] : result->extent[i - all->count + 1];
+  if (status == SHEAF_OK) status = shf_send_reshape(result, rank, shape, frame, &split);
+  sheaf_tensor_release(result);
+  return status == SHEAF_OK ? shf_tensor_batched(split, all->count, all->level, out) : status;
 }
 
 static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, const levels *all, int merged,
@@ -135,9 +138,9 @@ static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, con
   sheaf_status status = SHEAF_OK;
   for (int i = 0; i < call->output_count; i++) {
     if (status == SHEAF_OK && results[i])
-      status = merged ? wrap(results[i], all, frame, &wrapped[i])
-                      : shf_tensor_batched(results[i], all->count, all->level, &wrapped[i]);
-    sheaf_tensor_release(results[i]);
+      status = wrap(results[i], all, merged, frame, &wrapped[i]);
+    else
+      sheaf_tensor_release(results[i]);
   }
   for (int i = 0; i < call->output_count; i++) {
     if (status == SHEAF_OK)
@@ -217,7 +220,7 @@ static sheaf_status unbatch(const sheaf_call *call, const sheaf_frame *frame)
     call->outputs[0] = sheaf_tensor_retain(t->part[0]);
     return SHEAF_OK;
   }
-  return shf_tensor_batched(t->part[0], t->levels - 1, t->level, &call->outputs[0]);
+  return shf_tensor_batched(sheaf_tensor_retain(t->part[0]), t->levels - 1, t->level, &call->outputs[0]);
 }
 
 static sheaf_status refuse(const sheaf_call *call, const sheaf_frame *frame)
