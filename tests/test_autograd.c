@@ -319,6 +319,30 @@ static void test_gradients_of_gradients(void **state)
   }
 }
 
+/* Padding: its row comes out, but no gradient went in; so none comes back through it either. */
+static void test_padding_in_gradients_of_gradients(void **state)
+{
+  (void)state;
+  sheaf_tensor *table = tensor_random(SHEAF_F64, SHAPE(3, 1), 61),
+               *indices = tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(1, 0, 2));
+  sheaf_tensor *g = tensor_of(SHEAF_F64, SHAPE(3, 1), NUMBERS(1, 1, 1)), *out = NULL;
+  sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
+  options.has_padding = 1;
+  options.padding_idx = 1;
+  options.padding = SHEAF_PADDING_ROW;
+  expect_ok(sheaf_tensor_require_grad(table, SHEAF_GRAD_DENSE));
+  expect_ok(sheaf_tensor_require_grad(g, SHEAF_GRAD_DENSE));
+  expect_ok(sheaf_embedding(indices, table, &options, &out));
+  sheaf_backward_options create = SHEAF_BACKWARD_OPTIONS_INIT;
+  create.create_graph = 1;
+  expect_ok(sheaf_backward(out, g, &create));
+  expect_tensor(sheaf_tensor_grad(table), 1, 0, 1);
+  expect_ok(sheaf_backward(sheaf_tensor_grad(table), tensor_of(SHEAF_F64, SHAPE(3, 1), NUMBERS(5, 6, 7)), NULL));
+  expect_tensor(sheaf_tensor_grad(g), 0, 5, 7);
+  sheaf_tensor_release(out);
+  sheaf_tensor_clear_grad(table);
+}
+
 /* With weights: <dW(g, w), v> and <dw(g, W), u> as computations whose slopes are known. */
 static sheaf_status run_double_bag(const computation *c, sheaf_tensor **out)
 {
@@ -618,6 +642,7 @@ int main(void)
       TEST(test_frequency_scaling_dense_and_sparse),
       TEST(test_coalesced_gradients_have_the_dense_bits),
       TEST(test_gradients_of_gradients),
+      TEST(test_padding_in_gradients_of_gradients),
       TEST(test_gradients_of_weighted_gradients),
       TEST(test_what_has_no_second_gradient_says_so),
       TEST(test_writes_since_forward_are_errors),

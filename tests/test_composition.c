@@ -453,7 +453,7 @@ static void test_traces_replay(void **state)
   keep_result(WATCH(sheaf_embedding(indices, table, NULL, &rows)), &rows);
   assert_string_equal(visits, "Tracer Cpu ");
   keep_result(sheaf_segment_reduce(rows, SHEAF_REDUCE_SUM, ids, 2, NULL, &sums), &sums);
-  keep_result(sheaf_add(sums, sums, 0.5, &twice), &twice);
+  keep_result(sheaf_add(sums, sums, 0.1, &twice), &twice);
   expect_ok(sheaf_tracer_end(&graph));
   assert_int_equal(sheaf_graph_inputs(graph), 3);
   assert_int_equal(sheaf_graph_outputs(graph), 1);
@@ -462,7 +462,7 @@ static void test_traces_replay(void **state)
   assert_string_equal(text, "%0 = input   # f32[6, 2]\n%1 = input   # i64[5]\n%3 = input   # i64[5]\n"
                             "%2 = embedding(table=%0, indices=%1)   # f32[5, 2]\n"
                             "%4 = segment_reduce(data=%2, ids=%3) sorted=1 segments=2   # f32[2, 2]\n"
-                            "%5 = add(a=%4, b=%4) alpha=0.5   # f32[2, 2]\noutput %5\n");
+                            "%5 = add(a=%4, b=%4) alpha=0.10000000000000001   # f32[2, 2]\noutput %5\n");
   free(text);
   char *dot = TEXT_OF(sheaf_graph_dot, graph);
   assert_memory_equal(dot, "digraph sheaf {", 15);
@@ -484,7 +484,7 @@ static void test_traces_replay(void **state)
   sheaf_tensor *inputs[] = {other, indices, ids};
   keep_result(sheaf_embedding(indices, other, NULL, &a), &a);
   keep_result(sheaf_segment_reduce(a, SHEAF_REDUCE_SUM, ids, 2, NULL, &b), &b);
-  keep_result(sheaf_add(b, b, 0.5, &expected), &expected);
+  keep_result(sheaf_add(b, b, 0.1, &expected), &expected);
   for (int i = 0; i < 2; i++) {
     expect_ok(sheaf_graph_replay(i ? read : graph, inputs, 3, outputs, 1));
     expect_same_tensor(tensor_keep(outputs[0]), expected);
@@ -552,9 +552,56 @@ static void test_traces_with_gradients(void **state)
   expect_ok(sheaf_no_grad_end(&guard));
   tensor_keep(outputs[0]);
   tensor_keep(outputs[1]);
+  assert_int_equal(sheaf_tensor_form(outputs[1]), SHEAF_FORM_SPARSE);
   keep_result(sheaf_to_dense(outputs[1], &dense), &dense);
   expect_same_tensor(dense, expected);
   sheaf_graph_free(graph);
+}
+
+/* A kernel that calls other ops: they are part of its call, for profile and trace. */
+static sheaf_status first_row(const sheaf_call *call, const sheaf_frame *frame)
+{
+  (void)frame;
+  int64_t one[] = {1};
+  sheaf_tensor *zero;
+  sheaf_status status = sheaf_tensor_new(SHEAF_I64, 1, one, &zero);
+  if (status != SHEAF_OK) return status;
+  status = sheaf_embedding(zero, call->inputs[0], NULL, &call->outputs[0]);
+  sheaf_tensor_release(zero);
+  return status;
+}
+
+static void test_calls_within_calls_are_one(void **state)
+{
+  (void)state;
+  static const char *const in[] = {"table"}, *const given[] = {"row"};
+  sheaf_op_spec spec = SHEAF_OP_SPEC_INIT;
+  sheaf_tensor *table = tensor_random(SHEAF_F32, SHAPE(3, 2), 1), *out = NULL;
+  sheaf_call call = SHEAF_CALL_INIT;
+  sheaf_profile *profile;
+  sheaf_graph *graph;
+  spec.name = "first_row";
+  spec.inputs = spec.outputs = 1;
+  spec.input_names = in;
+  spec.output_names = given;
+  expect_ok(sheaf_op_register(&spec, &call.op));
+  expect_ok(sheaf_layer_register(call.op, SHEAF_KEY_CPU, first_row, NULL));
+  call.inputs = &table;
+  call.outputs = &out;
+  call.input_count = call.output_count = 1;
+  expect_ok(sheaf_profiler_begin());
+  expect_ok(sheaf_tracer_begin());
+  expect_ok(sheaf_dispatch(&call));
+  tensor_keep(out);
+  expect_ok(sheaf_tracer_end(&graph));
+  expect_ok(sheaf_profiler_end(&profile));
+  assert_int_equal(sheaf_profile_count(profile), 1);
+  assert_string_equal(sheaf_profile_at(profile, 0)->op, "first_row");
+  assert_memory_equal(sheaf_profile_at(profile, 0)->sku, "lookup.f32.i64/", 15); /* its plan is counted */
+  assert_int_equal(sheaf_graph_calls(graph), 1);
+  assert_int_equal(sheaf_graph_inputs(graph), 1);
+  sheaf_graph_free(graph);
+  sheaf_profile_free(profile);
 }
 
 /* ---- Everything at once ---- */
@@ -728,6 +775,7 @@ int main(void)
       TEST(test_profiles),
       TEST(test_traces_replay),
       TEST(test_traces_with_gradients),
+      TEST(test_calls_within_calls_are_one),
       TEST(test_all_layers_in_one_call),
       TEST(test_layers_without_their_tensors),
       TEST(test_quantised_results_have_no_gradient),

@@ -37,7 +37,13 @@ static int64_t runs_of_profile(void)
 static sheaf_tensor *sparse_table(sheaf_dtype dtype, sheaf_tensor **dense)
 {
   sheaf_tensor *ids = tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(5, 1, 5, 7)), *sparse;
-  sheaf_tensor *rows = tensor_of(dtype, SHAPE(4, 2), NUMBERS(1, 2, 3, 4, 5, -6, -7, -8));
+  sheaf_tensor *memory = tensor_of(dtype, SHAPE(6, 2), NUMBERS(99, 99, 1, 2, 3, 4, 5, -6, -7, -8, 99, 99)), *rows;
+  DLTensor inner = *sheaf_tensor_dl(memory); /* between rows that must not be read */
+  int64_t shape[] = {4, 2};
+  inner.shape = shape;
+  inner.byte_offset = 2 * (uint64_t)inner.dtype.bits / 8;
+  expect_ok(sheaf_tensor_borrow(&inner, 0, &rows));
+  tensor_keep(rows);
   expect_ok(sheaf_tensor_sparse(ids, rows, 9, 0, &sparse));
   *dense = tensor_of(dtype, SHAPE(9, 2), NUMBERS(0, 0, 3, 4, 0, 0, 0, 0, 0, 0, 6, -4, 0, 0, -7, -8, 0, 0));
   return tensor_keep(sparse);
@@ -107,6 +113,23 @@ static void test_sparse_tables_read_as_dense_ones(void **state)
   sheaf_tensor *bad = tensor_of(SHEAF_I32, SHAPE(2), NUMBERS(1, 9)), *out = NULL;
   expect_status(sheaf_embedding(bad, sparse, NULL, &out), SHEAF_INDEX_OUT_OF_RANGE);
   expect_words("9", "position 1", "0..8");
+}
+
+/* Rows next to the table's in memory are not its own: a missing row before the first one is zero all the same. */
+static void test_missing_rows_are_zero(void **state)
+{
+  (void)state;
+  sheaf_tensor *memory = tensor_of(SHEAF_F32, SHAPE(3, 1), NUMBERS(99, 5, 99)), *rows, *sparse, *out = NULL;
+  DLTensor inner = *sheaf_tensor_dl(memory);
+  int64_t shape[] = {1, 1};
+  inner.shape = shape;
+  inner.byte_offset = 4;
+  expect_ok(sheaf_tensor_borrow(&inner, 4, &rows));
+  tensor_keep(rows);
+  expect_ok(sheaf_tensor_sparse(tensor_of(SHEAF_I64, SHAPE(1), NUMBERS(1)), rows, 3, 1, &sparse));
+  tensor_keep(sparse);
+  keep_result(sheaf_embedding(tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(0, 1, 2)), sparse, NULL, &out), &out);
+  expect_tensor(out, 0, 5, 0);
 }
 
 static void test_sums_of_sparse_and_dense(void **state)
@@ -468,6 +491,33 @@ static void test_vmap_of_bags(void **state)
     }
 }
 
+/* Bags given by lengths, hidden or shared, forward and backward, as by offsets. */
+static void test_vmap_of_lengths(void **state)
+{
+  (void)state;
+  sheaf_tensor *indices = tensor_random_ints(SHEAF_I64, 5, SHAPE(2, 4), 2);
+  sheaf_tensor *lengths = tensor_of(SHEAF_I64, SHAPE(2, 2), NUMBERS(1, 3, 4, 0)),
+               *starts = tensor_of(SHEAF_I64, SHAPE(2, 2), NUMBERS(0, 1, 0, 4));
+  for (int shared = 0; shared < 2; shared++) {
+    sheaf_tensor *grads[2], *shown[2];
+    for (int form = 0; form < 2; form++) {
+      sheaf_tensor *table = tensor_random(SHEAF_F64, SHAPE(5, 2), 1), *bags = form ? lengths : starts, *out = NULL;
+      sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+      options.lengths = (uint8_t)form;
+      expect_ok(sheaf_tensor_require_grad(table, SHEAF_GRAD_DENSE));
+      keep_result(sheaf_embedding_bag(batched(indices, 0, 1), table, shared ? slice(bags, 0) : batched(bags, 0, 1),
+                                      &options, &out),
+                  &out);
+      shown[form] = unbatched(out, 0, 1);
+      expect_ok(
+          sheaf_backward(shown[form], tensor_of(SHEAF_F64, SHAPE(2, 2, 2), NUMBERS(1, 2, 3, 4, 5, 6, 7, 8)), NULL));
+      grads[form] = sheaf_tensor_grad(table);
+    }
+    expect_same_tensor(shown[0], shown[1]);
+    expect_same_tensor(grads[0], grads[1]);
+  }
+}
+
 static void test_vmap_dimensions(void **state)
 {
   (void)state;
@@ -567,6 +617,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       TEST(test_sparse_becomes_dense),
       TEST(test_sparse_tables_read_as_dense_ones),
+      TEST(test_missing_rows_are_zero),
       TEST(test_sums_of_sparse_and_dense),
       TEST(test_other_ops_take_sparse_tensors_densified),
       TEST(test_sparse_gradients_stay_small),
@@ -576,6 +627,7 @@ int main(void)
       TEST(test_nested_indices),
       TEST(test_nested_data_are_segments),
       TEST(test_vmap_of_bags),
+      TEST(test_vmap_of_lengths),
       TEST(test_vmap_dimensions),
       TEST(test_nested_vmap),
       TEST(test_vmap_of_segments_and_others),
