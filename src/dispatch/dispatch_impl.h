@@ -124,13 +124,13 @@ typedef struct shf_layer {
   sheaf_kernel kernel[SHEAF_OP_BUILT_IN]; /* NULL: `any` */
 } shf_layer;
 
-#define SHF_LAYER_LIST(X)                                                                             \
-  X(CPU, cpu)                                                                                         \
-  X(CUDA, cuda)                                                                                       \
-  X(META, meta)                                                                                       \
-  X(SPARSE, sparse)                                                                                   \
-  X(QUANTIZED, quantized) X(NESTED, nested) X(AUTOCAST, autocast) X(AUTOGRAD, autograd) X(VMAP, vmap) \
-      X(PROFILER, profiler) X(TRACER, tracer)
+#define SHF_LAYER_LIST(X) \
+  X(CPU, cpu)             \
+  X(CUDA, cuda)           \
+  X(META, meta)           \
+  X(SPARSE, sparse)       \
+  X(QUANTIZED, quantized) \
+  X(NESTED, nested) X(AUTOCAST, autocast) X(AUTOGRAD, autograd) X(VMAP, vmap) X(PROFILER, profiler) X(TRACER, tracer)
 
 #define SHF_X(key, name) extern const shf_layer shf_layer_##name;
 SHF_LAYER_LIST(SHF_X)

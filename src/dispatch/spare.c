@@ -1,5 +1,5 @@
-/* spare.c: small blocks for tensors and nodes, which every call makes and frees: a thread keeps a few of those it frees,
- * since the way to the allocator and back costs as much as the rest of a small call. */
+/* spare.c: small blocks for tensors and nodes, which every call makes and frees: a thread keeps a few of those it
+ * frees, since the way to the allocator and back costs as much as the rest of a small call. */
 #include <pthread.h>
 
 #include "core/memory.h"

@@ -43,4 +43,30 @@ typedef struct shf_needs {
 } shf_needs;
 shf_needs shf_gradient_needs(const sheaf_call *call, const sheaf_gradient *gradient, uint32_t wanted);
 
+/* ---- Formulas (autograd_formulas.c, autograd_bags.c) ---- */
+
+#define SHF_GRADIENT_ARGUMENTS                                                                               \
+  const sheaf_call *forward, sheaf_tensor *const *likes, sheaf_tensor *const *output_grads, uint32_t wanted, \
+      sheaf_tensor **input_grads, void *context
+
+/* A call of op with these lists, from the top; batch, wanted and included keys as in `like` (NULL: none). */
+sheaf_status shf_grad_call(sheaf_op op, sheaf_tensor *const *inputs, int input_count, const sheaf_attr *attrs,
+                           int attr_count, const sheaf_call *like, sheaf_tensor **outputs, int output_count);
+
+static inline int shf_grad_is_batched(const sheaf_call *call, int input)
+{
+  return call->batch > 0 && (call->batched >> input & 1);
+}
+
+sheaf_status shf_grad_sum_problems(sheaf_tensor *each, sheaf_tensor **sum);
+sheaf_status shf_grad_merge_leading(sheaf_tensor *t, sheaf_tensor **out);
+sheaf_status shf_grad_merged_input(const sheaf_call *call, int input, sheaf_tensor **out);
+int shf_grad_sparse_kind(const sheaf_call *forward, const sheaf_tensor *like);
+
+/* The attributes of a backward op, from those of lookup or bag. */
+void shf_grad_attrs(const sheaf_call *forward, const sheaf_tensor *table, sheaf_attr *attrs);
+
+sheaf_status shf_grad_bag(SHF_GRADIENT_ARGUMENTS);
+sheaf_status shf_grad_bag_twice(SHF_GRADIENT_ARGUMENTS);
+
 #endif

@@ -29,4 +29,22 @@ void shf_compact_free(shf_compact *compact);
 /* Where id is in increasing ids, -1 when it is not. */
 int64_t shf_find_id(const sheaf_tensor *ids, int64_t id);
 
+/* ---- sparse_sums.c ---- */
+
+static inline int shf_is_sparse(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_SPARSE; }
+
+/* Whether an input of the call has this key. */
+int shf_sparse_is_on(const sheaf_call *call, int key);
+sheaf_status shf_sparse_check_host(const sheaf_call *call);
+
+/* The same tensor with increasing ids, and as a dense one. */
+sheaf_status shf_sparse_coalesced(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out);
+sheaf_status shf_sparse_dense(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out);
+
+/* Kernels of the Sparse key. */
+sheaf_status shf_sparse_coalesce(const sheaf_call *call, const sheaf_frame *frame);
+sheaf_status shf_sparse_to_dense(const sheaf_call *call, const sheaf_frame *frame);
+sheaf_status shf_sparse_cast(const sheaf_call *call, const sheaf_frame *frame);
+sheaf_status shf_sparse_add(const sheaf_call *call, const sheaf_frame *frame);
+
 #endif
