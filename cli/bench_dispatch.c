@@ -59,7 +59,7 @@ static sheaf_status as_batch(lookup_world *w)
 /* ---- Layers on and off ---- */
 
 static sheaf_guard guard;
-static sheaf_graph *graph;
+static sheaf_trace *graph;
 static sheaf_profile *profile;
 
 static sheaf_status include(int key)
@@ -122,7 +122,7 @@ static sheaf_status tracer_off(lookup_world *w)
 {
   (void)w;
   sheaf_status status = sheaf_tracer_end(&graph);
-  sheaf_graph_free(graph);
+  sheaf_trace_free(graph);
   return status;
 }
 

@@ -74,31 +74,31 @@ int main(int argc, char **argv)
   sheaf_profile_free(profile);
 
   /* The trace: the calls of this thread, as a graph. */
-  sheaf_graph *graph, *read;
+  sheaf_trace *graph, *read;
   must(sheaf_tracer_begin());
   sheaf_tensor_release(compute(table, indices, ids));
   must(sheaf_tracer_end(&graph));
-  sheaf_graph_text(graph, text, sizeof text);
+  sheaf_trace_text(graph, text, sizeof text);
   printf("%s\n", text);
-  sheaf_graph_dot(graph, text, sizeof text);
+  sheaf_trace_dot(graph, text, sizeof text);
   save(folder, "graph.dot", text);
-  sheaf_graph_json(graph, text, sizeof text);
+  sheaf_trace_json(graph, text, sizeof text);
   save(folder, "graph.json", text);
 
   /* Read back and run on other indices: the same as computing anew. */
-  must(sheaf_graph_from_json(text, &read));
+  must(sheaf_trace_from_json(text, &read));
   for (int i = 0; i < ENTRIES; i++) ((int64_t *)sheaf_tensor_data(indices))[i] = i * 91 % ROWS;
   sheaf_tensor_written(indices);
   sheaf_tensor *inputs[] = {table, indices, ids}, *replayed = NULL, *expected = compute(table, indices, ids);
-  must(sheaf_graph_replay(read, inputs, 3, &replayed, 1));
+  must(sheaf_trace_replay(read, inputs, 3, &replayed, 1));
   wrong += memcmp(sheaf_tensor_data(replayed), sheaf_tensor_data(expected), sizeof(float) * SEGMENTS * DIM) != 0;
   printf("replayed on other indices: mean of the first segment's first column %g\n",
          (double)((float *)sheaf_tensor_data(replayed))[0]);
 
   sheaf_tensor *all[] = {table, indices, ids, replayed, expected};
   for (int i = 0; i < 5; i++) sheaf_tensor_release(all[i]);
-  sheaf_graph_free(graph);
-  sheaf_graph_free(read);
+  sheaf_trace_free(graph);
+  sheaf_trace_free(read);
   puts(wrong ? "WRONG" : "as expected");
   return wrong != 0;
 }

@@ -446,7 +446,7 @@ static void test_traces_replay(void **state)
   sheaf_tensor *table = tensor_random(SHEAF_F32, SHAPE(6, 2), 1),
                *indices = tensor_random_ints(SHEAF_I64, 6, SHAPE(5), 2);
   sheaf_tensor *ids = tensor_of(SHEAF_I64, SHAPE(5), NUMBERS(0, 0, 1, 1, 1)), *rows = NULL, *sums = NULL, *twice = NULL;
-  sheaf_graph *graph = NULL;
+  sheaf_trace *graph = NULL;
   expect_status(sheaf_tracer_end(&graph), SHEAF_INVALID_PROBLEM);
   expect_ok(sheaf_tracer_begin());
   expect_status(sheaf_tracer_begin(), SHEAF_INVALID_PROBLEM);
@@ -455,27 +455,27 @@ static void test_traces_replay(void **state)
   keep_result(sheaf_segment_reduce(rows, SHEAF_REDUCE_SUM, ids, 2, NULL, &sums), &sums);
   keep_result(sheaf_add(sums, sums, 0.1, &twice), &twice);
   expect_ok(sheaf_tracer_end(&graph));
-  assert_int_equal(sheaf_graph_inputs(graph), 3);
-  assert_int_equal(sheaf_graph_outputs(graph), 1);
-  assert_int_equal(sheaf_graph_calls(graph), 3);
-  char *text = TEXT_OF(sheaf_graph_text, graph);
+  assert_int_equal(sheaf_trace_inputs(graph), 3);
+  assert_int_equal(sheaf_trace_outputs(graph), 1);
+  assert_int_equal(sheaf_trace_calls(graph), 3);
+  char *text = TEXT_OF(sheaf_trace_text, graph);
   assert_string_equal(text, "%0 = input   # f32[6, 2]\n%1 = input   # i64[5]\n%3 = input   # i64[5]\n"
                             "%2 = embedding(table=%0, indices=%1)   # f32[5, 2]\n"
                             "%4 = segment_reduce(data=%2, ids=%3) sorted=1 segments=2   # f32[2, 2]\n"
                             "%5 = add(a=%4, b=%4) alpha=0.10000000000000001   # f32[2, 2]\noutput %5\n");
   free(text);
-  char *dot = TEXT_OF(sheaf_graph_dot, graph);
+  char *dot = TEXT_OF(sheaf_trace_dot, graph);
   assert_memory_equal(dot, "digraph sheaf {", 15);
   assert_non_null(strstr(dot, "v0 -> c0"));
   free(dot);
 
-  char *json = TEXT_OF(sheaf_graph_json, graph);
+  char *json = TEXT_OF(sheaf_trace_json, graph);
   json_t *parsed = json_loads(json, 0, NULL);
   assert_non_null(parsed);
   json_decref(parsed);
-  sheaf_graph *read = NULL;
-  expect_ok(sheaf_graph_from_json(json, &read));
-  char *again = TEXT_OF(sheaf_graph_json, read);
+  sheaf_trace *read = NULL;
+  expect_ok(sheaf_trace_from_json(json, &read));
+  char *again = TEXT_OF(sheaf_trace_json, read);
   assert_string_equal(again, json);
   free(again);
 
@@ -486,13 +486,13 @@ static void test_traces_replay(void **state)
   keep_result(sheaf_segment_reduce(a, SHEAF_REDUCE_SUM, ids, 2, NULL, &b), &b);
   keep_result(sheaf_add(b, b, 0.1, &expected), &expected);
   for (int i = 0; i < 2; i++) {
-    expect_ok(sheaf_graph_replay(i ? read : graph, inputs, 3, outputs, 1));
+    expect_ok(sheaf_trace_replay(i ? read : graph, inputs, 3, outputs, 1));
     expect_same_tensor(tensor_keep(outputs[0]), expected);
   }
-  expect_status(sheaf_graph_replay(graph, inputs, 2, outputs, 1), SHEAF_INVALID_PROBLEM);
+  expect_status(sheaf_trace_replay(graph, inputs, 2, outputs, 1), SHEAF_INVALID_PROBLEM);
   expect_words("2 inputs", "3");
   inputs[1] = tensor_of(SHEAF_I64, SHAPE(5), NUMBERS(0, 0, 0, 0, 9));
-  expect_status(sheaf_graph_replay(graph, inputs, 3, outputs, 1), SHEAF_INDEX_OUT_OF_RANGE);
+  expect_status(sheaf_trace_replay(graph, inputs, 3, outputs, 1), SHEAF_INDEX_OUT_OF_RANGE);
   assert_null(outputs[0]);
 
   /* every prefix of the text is refused, and so are changed ids and names */
@@ -500,28 +500,28 @@ static void test_traces_replay(void **state)
     char *part = malloc(length + 1);
     memcpy(part, json, length);
     part[length] = '\0';
-    sheaf_graph *none;
-    assert_int_not_equal(sheaf_graph_from_json(part, &none), SHEAF_OK);
+    sheaf_trace *none;
+    assert_int_not_equal(sheaf_trace_from_json(part, &none), SHEAF_OK);
     assert_null(none);
     free(part);
   }
   static const char *const wrong[] = {
-      "{\"sheaf_graph\": 2, \"inputs\": [], \"values\": [], \"calls\": []}",
-      "{\"sheaf_graph\": 1, \"inputs\": [3], \"values\": [], \"calls\": []}",
-      "{\"sheaf_graph\": 1, \"inputs\": [], \"values\": [], \"calls\": [{\"op\": \"nothing\", \"inputs\": [], "
+      "{\"sheaf_trace\": 2, \"inputs\": [], \"values\": [], \"calls\": []}",
+      "{\"sheaf_trace\": 1, \"inputs\": [3], \"values\": [], \"calls\": []}",
+      "{\"sheaf_trace\": 1, \"inputs\": [], \"values\": [], \"calls\": [{\"op\": \"nothing\", \"inputs\": [], "
       "\"outputs\": [], "
       "\"wanted\": 0, \"include\": 0, \"batch\": 0, \"batched\": 0, \"attrs\": {}}]}",
-      "{\"sheaf_graph\": 1, \"inputs\": [], \"values\": [{\"dtype\": \"f32\", \"form\": 0, \"shape\": []}], \"calls\": "
+      "{\"sheaf_trace\": 1, \"inputs\": [], \"values\": [{\"dtype\": \"f32\", \"form\": 0, \"shape\": []}], \"calls\": "
       "[{\"op\": \"coalesce\", \"inputs\": [0], \"outputs\": [0], \"wanted\": 0, \"include\": 0, \"batch\": 0, "
       "\"batched\": 0, \"attrs\": {}}]}"};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-    sheaf_graph *none;
-    expect_status(sheaf_graph_from_json(wrong[i], &none), SHEAF_INVALID_PROBLEM);
+    sheaf_trace *none;
+    expect_status(sheaf_trace_from_json(wrong[i], &none), SHEAF_INVALID_PROBLEM);
     expect_words("graph");
   }
   free(json);
-  sheaf_graph_free(read);
-  sheaf_graph_free(graph);
+  sheaf_trace_free(read);
+  sheaf_trace_free(graph);
 }
 
 /* A whole step of training is traced, backward included, and replayed. */
@@ -531,7 +531,7 @@ static void test_traces_with_gradients(void **state)
   sheaf_tensor *table = tensor_random(SHEAF_F32, SHAPE(6, 2), 1),
                *indices = tensor_random_ints(SHEAF_I64, 6, SHAPE(5), 2);
   sheaf_tensor *grad = tensor_random(SHEAF_F32, SHAPE(5, 2), 3), *out = NULL, *expected = NULL;
-  sheaf_graph *graph;
+  sheaf_trace *graph;
   expect_ok(sheaf_tensor_require_grad(table, SHEAF_GRAD_SPARSE));
   expect_ok(sheaf_tracer_begin());
   keep_result(WATCH(sheaf_embedding(indices, table, NULL, &out)), &out);
@@ -539,23 +539,23 @@ static void test_traces_with_gradients(void **state)
   expect_ok(sheaf_backward(out, grad, NULL));
   expect_ok(sheaf_tracer_end(&graph));
   keep_result(sheaf_to_dense(sheaf_tensor_grad(table), &expected), &expected);
-  assert_int_equal(sheaf_graph_inputs(graph), 3);
-  assert_int_equal(sheaf_graph_outputs(graph), 2);
+  assert_int_equal(sheaf_trace_inputs(graph), 3);
+  assert_int_equal(sheaf_trace_outputs(graph), 2);
   sheaf_tensor *inputs[] = {table, indices, grad}, *outputs[2], *dense = NULL;
-  char *text = TEXT_OF(sheaf_graph_text, graph);
+  char *text = TEXT_OF(sheaf_trace_text, graph);
   assert_non_null(strstr(text, "embedding_backward(grad_out="));
   assert_non_null(strstr(text, "sparse=1"));
   free(text);
   sheaf_guard guard;
   expect_ok(sheaf_no_grad_begin(&guard));
-  expect_ok(sheaf_graph_replay(graph, inputs, 3, outputs, 2));
+  expect_ok(sheaf_trace_replay(graph, inputs, 3, outputs, 2));
   expect_ok(sheaf_no_grad_end(&guard));
   tensor_keep(outputs[0]);
   tensor_keep(outputs[1]);
   assert_int_equal(sheaf_tensor_form(outputs[1]), SHEAF_FORM_SPARSE);
   keep_result(sheaf_to_dense(outputs[1], &dense), &dense);
   expect_same_tensor(dense, expected);
-  sheaf_graph_free(graph);
+  sheaf_trace_free(graph);
 }
 
 /* A kernel that calls other ops: they are part of its call, for profile and trace. */
@@ -579,7 +579,7 @@ static void test_calls_within_calls_are_one(void **state)
   sheaf_tensor *table = tensor_random(SHEAF_F32, SHAPE(3, 2), 1), *out = NULL;
   sheaf_call call = SHEAF_CALL_INIT;
   sheaf_profile *profile;
-  sheaf_graph *graph;
+  sheaf_trace *graph;
   spec.name = "first_row";
   spec.inputs = spec.outputs = 1;
   spec.input_names = in;
@@ -598,9 +598,9 @@ static void test_calls_within_calls_are_one(void **state)
   assert_int_equal(sheaf_profile_count(profile), 1);
   assert_string_equal(sheaf_profile_at(profile, 0)->op, "first_row");
   assert_memory_equal(sheaf_profile_at(profile, 0)->sku, "lookup.f32.i64/", 15); /* its plan is counted */
-  assert_int_equal(sheaf_graph_calls(graph), 1);
-  assert_int_equal(sheaf_graph_inputs(graph), 1);
-  sheaf_graph_free(graph);
+  assert_int_equal(sheaf_trace_calls(graph), 1);
+  assert_int_equal(sheaf_trace_inputs(graph), 1);
+  sheaf_trace_free(graph);
   sheaf_profile_free(profile);
 }
 
@@ -622,7 +622,7 @@ static void test_all_layers_in_one_call(void **state)
   options.per_sample_weights = batched(weights, 0, 1);
   sheaf_tensor *batched_indices = batched(indices, 0, 1);
   sheaf_profile *profile;
-  sheaf_graph *graph;
+  sheaf_trace *graph;
   expect_ok(sheaf_profiler_begin());
   expect_ok(sheaf_tracer_begin());
   expect_ok(sheaf_autocast_begin(SHEAF_F16));
@@ -634,7 +634,7 @@ static void test_all_layers_in_one_call(void **state)
   assert_int_equal(sheaf_profile_count(profile), 1);
   assert_int_equal(sheaf_profile_at(profile, 0)->plan_runs, 1);
   assert_memory_equal(sheaf_profile_at(profile, 0)->sku, "bag_sum.int8.i64/cpu", 20);
-  assert_int_equal(sheaf_graph_calls(graph), 1);
+  assert_int_equal(sheaf_trace_calls(graph), 1);
   keep_result(sheaf_unbatch(out, 0, 1, &shown), &shown);
   assert_int_equal(sheaf_tensor_dtype(shown), SHEAF_F16);
   expect_ok(sheaf_backward(shown, NULL, NULL));
@@ -655,12 +655,12 @@ static void test_all_layers_in_one_call(void **state)
       }
   sheaf_tensor *replayed[1], *inputs[] = {packed, batched_indices, offsets, options.per_sample_weights}, *again = NULL;
   expect_ok(sheaf_autocast_begin(SHEAF_F16));
-  expect_ok(sheaf_graph_replay(graph, inputs, 4, replayed, 1));
+  expect_ok(sheaf_trace_replay(graph, inputs, 4, replayed, 1));
   expect_ok(sheaf_autocast_end());
   tensor_keep(replayed[0]);
   keep_result(sheaf_unbatch(replayed[0], 0, 1, &again), &again);
   expect_same_tensor(again, shown);
-  sheaf_graph_free(graph);
+  sheaf_trace_free(graph);
   sheaf_profile_free(profile);
 }
 
@@ -729,7 +729,7 @@ static void test_every_pair_of_layers(void **state)
     sheaf_tensor *table = HAS(SPARSE) ? sparse : HAS(QUANTIZED) ? quantised : HAS(AUTOGRAD) ? leaf : dense;
     sheaf_tensor *index = HAS(NESTED) ? nested : HAS(VMAP) ? hidden : indices;
     sheaf_profile *profile = NULL;
-    sheaf_graph *graph = NULL;
+    sheaf_trace *graph = NULL;
     if (HAS(PROFILER)) expect_ok(sheaf_profiler_begin());
     if (HAS(TRACER)) expect_ok(sheaf_tracer_begin());
     if (HAS(AUTOCAST)) expect_ok(sheaf_autocast_begin(SHEAF_F16));
@@ -748,13 +748,13 @@ static void test_every_pair_of_layers(void **state)
     assert_string_equal(visits, expected);
     if (HAS(PROFILER)) assert_int_equal(sheaf_profile_count(profile), 1);
     if (HAS(PROFILER)) assert_int_equal(sheaf_profile_at(profile, 0)->plan_runs, 1);
-    if (HAS(TRACER)) assert_int_equal(sheaf_graph_calls(graph), 1);
+    if (HAS(TRACER)) assert_int_equal(sheaf_trace_calls(graph), 1);
     values = HAS(NESTED) || HAS(VMAP) ? sheaf_tensor_part(out, 0) : out;
     assert_int_equal(sheaf_tensor_dtype(values), HAS(AUTOCAST) ? SHEAF_F16 : SHEAF_F32);
     for (int i = 0; i < 12; i++)
       assert_true(fabs(tensor_number(values, i) -
                        tensor_number(dense, (int64_t)tensor_number(indices, i / 3) * 3 + i % 3)) < 0.01);
-    sheaf_graph_free(graph);
+    sheaf_trace_free(graph);
     sheaf_profile_free(profile);
     tried++;
   }

@@ -150,7 +150,7 @@ static sheaf_status forms(const world *w)
 static sheaf_status recorded(const world *w)
 {
   sheaf_tensor *out = NULL, *replayed = NULL, *inputs[] = {w->table, w->indices};
-  sheaf_graph *graph = NULL, *read = NULL;
+  sheaf_trace *graph = NULL, *read = NULL;
   sheaf_profile *profile = NULL;
   char json[4096];
   sheaf_status status = sheaf_profiler_begin();
@@ -168,12 +168,12 @@ static sheaf_status recorded(const world *w)
     expect_ok(sheaf_profiler_end(&profile));
   }
   STEP(stopped);
-  if (status == SHEAF_OK) sheaf_graph_json(graph, json, sizeof json);
-  STEP(sheaf_graph_from_json(json, &read));
-  STEP(sheaf_graph_replay(read, inputs, 2, &replayed, 1));
+  if (status == SHEAF_OK) sheaf_trace_json(graph, json, sizeof json);
+  STEP(sheaf_trace_from_json(json, &read));
+  STEP(sheaf_trace_replay(read, inputs, 2, &replayed, 1));
   sheaf_tensor_release(replayed);
-  sheaf_graph_free(read);
-  sheaf_graph_free(graph);
+  sheaf_trace_free(read);
+  sheaf_trace_free(graph);
   sheaf_profile_free(profile);
   return status;
 }

@@ -236,24 +236,24 @@ SHEAF_API void sheaf_profile_free(sheaf_profile *profile);
 
 /* ---- Tracer -------------------------------------------------------------------------------------------------- */
 
-typedef struct sheaf_graph sheaf_graph;
+typedef struct sheaf_trace sheaf_trace;
 
 /* Records the calls of this thread. Tensors that were there before become the graph's inputs, in order of first use;
  * results that no later call took are its outputs, in order. */
 SHEAF_API sheaf_status sheaf_tracer_begin(void);
-SHEAF_API sheaf_status sheaf_tracer_end(sheaf_graph **graph);
-SHEAF_API int sheaf_graph_inputs(const sheaf_graph *graph);
-SHEAF_API int sheaf_graph_outputs(const sheaf_graph *graph);
-SHEAF_API int sheaf_graph_calls(const sheaf_graph *graph);
+SHEAF_API sheaf_status sheaf_tracer_end(sheaf_trace **graph);
+SHEAF_API int sheaf_trace_inputs(const sheaf_trace *graph);
+SHEAF_API int sheaf_trace_outputs(const sheaf_trace *graph);
+SHEAF_API int sheaf_trace_calls(const sheaf_trace *graph);
 /* Runs the calls again on other inputs. `outputs` gets as many references as the graph has outputs. */
-SHEAF_API sheaf_status sheaf_graph_replay(const sheaf_graph *graph, sheaf_tensor *const *inputs, int input_count,
+SHEAF_API sheaf_status sheaf_trace_replay(const sheaf_trace *graph, sheaf_tensor *const *inputs, int input_count,
                                           sheaf_tensor **outputs, int output_count);
 /* As text, Graphviz or JSON; the text's length, without its end. `text` may be NULL. */
-SHEAF_API size_t sheaf_graph_text(const sheaf_graph *graph, char *text, size_t room);
-SHEAF_API size_t sheaf_graph_dot(const sheaf_graph *graph, char *text, size_t room);
-SHEAF_API size_t sheaf_graph_json(const sheaf_graph *graph, char *text, size_t room);
-SHEAF_API sheaf_status sheaf_graph_from_json(const char *json, sheaf_graph **graph);
-SHEAF_API void sheaf_graph_free(sheaf_graph *graph);
+SHEAF_API size_t sheaf_trace_text(const sheaf_trace *graph, char *text, size_t room);
+SHEAF_API size_t sheaf_trace_dot(const sheaf_trace *graph, char *text, size_t room);
+SHEAF_API size_t sheaf_trace_json(const sheaf_trace *graph, char *text, size_t room);
+SHEAF_API sheaf_status sheaf_trace_from_json(const char *json, sheaf_trace **graph);
+SHEAF_API void sheaf_trace_free(sheaf_trace *graph);
 
 /* ---- Memory kept for later calls ----------------------------------------------------------------------------- */
 

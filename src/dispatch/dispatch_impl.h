@@ -30,6 +30,7 @@ struct sheaf_tensor {
   int64_t strides[SHEAF_TENSOR_MAX_RANK];
   size_t bytes;       /* behind dl.data + offset; 0: trust the shape */
   size_t block;       /* bytes of this allocation */
+  void *placed;       /* memory of its own on a device; NULL: none */
   sheaf_tensor *base; /* whose memory and version this shares; NULL: its own */
   DLManagedTensor *managed;
   atomic_llong version; /* of the base */
@@ -49,6 +50,19 @@ struct sheaf_tensor {
 void *shf_spare_alloc(size_t *bytes);
 void shf_spare_free(void *memory, size_t bytes);
 void shf_spare_clear(void);
+
+/* Memory on a device (place.c). */
+sheaf_status shf_place_alloc(DLDevice device, size_t bytes, void **memory);
+void shf_place_free(DLDevice device, void *memory);
+
+/* The device of a tensor, or of its parts. */
+static inline DLDevice shf_device_of(const sheaf_tensor *t);
+
+/* Sets every byte to zero; nothing without data. */
+sheaf_status shf_tensor_clear(sheaf_tensor *tensor);
+
+/* Data that this code may read and write: NULL when it lies on a device, or nowhere. */
+static inline void *shf_host_data(const sheaf_tensor *t);
 
 /* A dense tensor with memory that is not cleared, or (meta) without; device as `like`'s, or CPU. */
 sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, const sheaf_tensor *like,
@@ -77,6 +91,16 @@ static inline int64_t shf_index_at(const sheaf_tensor *t, int64_t i)
 {
   const char *data = (const char *)t->dl.data + t->dl.byte_offset;
   return t->dtype == SHEAF_I64 ? ((const int64_t *)(const void *)data)[i] : ((const int32_t *)(const void *)data)[i];
+}
+
+static inline DLDevice shf_device_of(const sheaf_tensor *t)
+{
+  return t->dl.shape || !t->part[0] ? t->dl.device : shf_device_of(t->part[0]);
+}
+
+static inline void *shf_host_data(const sheaf_tensor *t)
+{
+  return sheaf_keyset_contains(t->keys, SHEAF_KEY_CPU) && t->dl.data ? (char *)t->dl.data + t->dl.byte_offset : NULL;
 }
 
 static inline void *shf_data(const sheaf_tensor *t) { return (char *)t->dl.data + t->dl.byte_offset; }

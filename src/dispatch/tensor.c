@@ -72,19 +72,25 @@ sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, 
   int64_t size = shf_core_dtype_size(dtype);
   SHF_REQUIRE(size > 0, UNSUPPORTED, "a dense tensor of %s (%d)", sheaf_dtype_name(dtype), (int)dtype);
   int meta = like && sheaf_keyset_contains(like->keys, SHEAF_KEY_META);
-  SHF_REQUIRE(meta || !like || !sheaf_keyset_contains(like->keys, SHEAF_KEY_CUDA), UNAVAILABLE,
-              "memory on CUDA device %d needs the plug-in libsheaf_cuda.so, which is not loaded",
-              like->dl.device.device_id);
+  int cuda = !meta && like && sheaf_keyset_contains(like->keys, SHEAF_KEY_CUDA);
   int64_t bytes = size;
   for (int i = 0; i < rank; i++) bytes *= shape[i];
   sheaf_tensor *t = NULL;
-  SHF_TRY(make_block(meta ? 0 : (size_t)bytes, &t));
+  void *placed = NULL;
+  DLDevice device = cuda ? shf_device_of(like) : (DLDevice){kDLCPU, 0};
+  if (cuda) SHF_TRY(shf_place_alloc(device, (size_t)bytes, &placed));
+  sheaf_status status = make_block(meta || cuda ? 0 : (size_t)bytes, &t);
+  if (status != SHEAF_OK) {
+    if (placed) shf_place_free(device, placed);
+    return status;
+  }
   t->form = meta ? SHEAF_FORM_META : SHEAF_FORM_DENSE;
   t->dtype = dtype;
-  t->keys = sheaf_keyset_of(meta ? SHEAF_KEY_META : SHEAF_KEY_CPU);
+  t->keys = sheaf_keyset_of(meta ? SHEAF_KEY_META : cuda ? SHEAF_KEY_CUDA : SHEAF_KEY_CPU);
   t->bytes = (size_t)bytes;
-  t->dl.data = meta ? NULL : (char *)t + BLOCK_START;
-  t->dl.device = (DLDevice){kDLCPU, 0};
+  t->placed = placed;
+  t->dl.data = meta ? NULL : cuda ? placed : (char *)t + BLOCK_START;
+  t->dl.device = device;
   t->dl.dtype = sheaf_dtype_to_dl(dtype);
   set_shape(t, rank, shape);
   *tensor = t;
@@ -97,6 +103,16 @@ sheaf_status sheaf_tensor_new(sheaf_dtype dtype, int rank, const int64_t *shape,
   *tensor = NULL;
   SHF_TRY(shf_tensor_make(dtype, rank, shape, NULL, tensor));
   memset((*tensor)->dl.data, 0, (*tensor)->bytes);
+  return SHEAF_OK;
+}
+
+sheaf_status shf_tensor_clear(sheaf_tensor *tensor)
+{
+  void *data = shf_host_data(tensor);
+  SHF_REQUIRE(!sheaf_keyset_contains(tensor->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
+              "a step of this computation fills memory, which it does not do on CUDA device %d",
+              tensor->dl.device.device_id);
+  if (data) memset(data, 0, tensor->bytes);
   return SHEAF_OK;
 }
 
@@ -259,6 +275,7 @@ void sheaf_tensor_release(sheaf_tensor *tensor)
   sheaf_tensor_release(atomic_load_explicit(&tensor->grad, memory_order_relaxed));
   for (int i = 0; i < 2; i++) sheaf_tensor_release(tensor->part[i]);
   sheaf_tensor_release(tensor->base);
+  if (tensor->placed) shf_place_free(tensor->dl.device, tensor->placed);
   if (tensor->managed && tensor->managed->deleter) tensor->managed->deleter(tensor->managed);
   shf_spare_free(tensor, tensor->block);
   shf_history_release(history);

@@ -17,6 +17,8 @@ static sheaf_status merge_offsets(const sheaf_call *forward, int64_t *form, shea
   int64_t each = offsets->extent[!shared], bags = each - (*form == SHEAF_BAGS_OFFSETS_END);
   int64_t entries = forward->inputs[INDICES]->extent[shf_grad_is_batched(forward, INDICES)],
           all = forward->batch * bags + 1;
+  SHF_REQUIRE(!sheaf_keyset_contains(offsets->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
+              "the gradient of a table that %" PRId64 " problems share, with offsets on a CUDA device", forward->batch);
   SHF_TRY(shf_tensor_make(SHEAF_I64, 1, &all, offsets, out));
   *form = SHEAF_BAGS_OFFSETS_END;
   int64_t *to = (*out)->dl.data;

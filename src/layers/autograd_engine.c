@@ -263,12 +263,15 @@ static sheaf_status ones_like(const sheaf_tensor *output, sheaf_tensor **ones)
   SHF_REQUIRE(output->form == SHEAF_FORM_DENSE || output->form == SHEAF_FORM_META, INVALID_PROBLEM,
               "backward: grad is NULL, which stands for ones of a dense output; this one is of form %d",
               (int)output->form);
-  sheaf_tensor *zeros;
-  SHF_TRY(shf_tensor_make(SHEAF_F32, output->rank, output->extent, output, &zeros));
+  SHF_REQUIRE(!sheaf_keyset_contains(output->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
+              "backward: grad is NULL; on a CUDA device it must be given");
+  sheaf_tensor *wide;
+  SHF_TRY(shf_tensor_make(SHEAF_F32, output->rank, output->extent, output, &wide));
   int64_t count = shf_tensor_elements(output);
-  for (int64_t i = 0; zeros->dl.data && i < count; i++) ((float *)zeros->dl.data)[i] = 1;
-  sheaf_status status = shf_send_dtype(SHEAF_OP_CAST, zeros, output->dtype, NULL, ones);
-  sheaf_tensor_release(zeros);
+  float *value = shf_host_data(wide);
+  for (int64_t i = 0; value && i < count; i++) value[i] = 1;
+  sheaf_status status = shf_send_dtype(SHEAF_OP_CAST, wide, output->dtype, NULL, ones);
+  sheaf_tensor_release(wide);
   return status;
 }
 

@@ -36,8 +36,8 @@ sheaf_status shf_grad_sum_problems(sheaf_tensor *each, sheaf_tensor **sum)
   sheaf_tensor *rows = NULL, *ids = NULL, *outputs[2] = {NULL, NULL};
   sheaf_status status = shf_send_reshape(each, 2, flat, NULL, &rows);
   if (status == SHEAF_OK) status = shf_tensor_make(SHEAF_I64, 1, flat, each, &ids);
+  if (status == SHEAF_OK) status = shf_tensor_clear(ids);
   if (status == SHEAF_OK) {
-    if (ids->dl.data) memset(ids->dl.data, 0, ids->bytes);
     sheaf_tensor *inputs[] = {rows, ids};
     sheaf_attr attrs[SHEAF_SEGMENT_ATTRS] = {
         [SHEAF_SEGMENT_REDUCE].i = SHEAF_REDUCE_SUM, [SHEAF_SEGMENT_SORTED].i = 1, [SHEAF_SEGMENT_SEGMENTS].i = 1};
@@ -248,8 +248,8 @@ static sheaf_status add_backward(SHF_GRADIENT_ARGUMENTS)
     }
     sheaf_tensor *zeros, *scaled = NULL;
     SHF_TRY(shf_tensor_make(grad->dtype, grad->rank, grad->extent, grad, &zeros));
-    if (zeros->dl.data) memset(zeros->dl.data, 0, zeros->bytes);
-    sheaf_status status = shf_send_add(zeros, grad, forward->attrs[0].f, NULL, &scaled);
+    sheaf_status status = shf_tensor_clear(zeros);
+    if (status == SHEAF_OK) status = shf_send_add(zeros, grad, forward->attrs[0].f, NULL, &scaled);
     sheaf_tensor_release(zeros);
     if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, scaled, likes[i]->dtype, NULL, &input_grads[i]);
     sheaf_tensor_release(scaled);

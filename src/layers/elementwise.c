@@ -137,9 +137,8 @@ static sheaf_status check_plain(const sheaf_call *call, int input)
   SHF_REQUIRE(t->form == SHEAF_FORM_DENSE || t->form == SHEAF_FORM_META, UNSUPPORTED,
               "%s: %s is a tensor of form %d, whose layer is left out or has no part in this op", shf_op_name(call),
               shf_dispatch_input_name(call->op, input), (int)t->form);
-  SHF_REQUIRE(!sheaf_keyset_contains(t->keys, SHEAF_KEY_CUDA), UNAVAILABLE,
-              "%s on CUDA device %d needs the plug-in libsheaf_cuda.so, which is not loaded", shf_op_name(call),
-              t->dl.device.device_id);
+  SHF_REQUIRE(!sheaf_keyset_contains(t->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
+              "%s on CUDA device %d: it is done on the CPU only", shf_op_name(call), t->dl.device.device_id);
   return SHEAF_OK;
 }
 

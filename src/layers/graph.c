@@ -23,7 +23,7 @@ sheaf_status shf_graph_room(void **list, int count, int *room, size_t size)
     (graph)->list = grown;                                                                  \
   } while (0)
 
-sheaf_status shf_graph_add_value(sheaf_graph *graph, const shf_value *value, int32_t *id)
+sheaf_status shf_graph_add_value(sheaf_trace *graph, const shf_value *value, int32_t *id)
 {
   GROW(graph, values, value_count, value_room);
   *id = graph->value_count;
@@ -32,7 +32,7 @@ sheaf_status shf_graph_add_value(sheaf_graph *graph, const shf_value *value, int
 }
 
 /* Memory that lives as long as the graph, aligned to 8. */
-static sheaf_status cut(sheaf_graph *graph, size_t bytes, void **memory)
+static sheaf_status cut(sheaf_trace *graph, size_t bytes, void **memory)
 {
   enum { PIECE = 32 << 10, HEAD = (sizeof(shf_graph_piece) + 7) / 8 * 8 };
   shf_graph_piece *piece = graph->pieces;
@@ -48,7 +48,7 @@ static sheaf_status cut(sheaf_graph *graph, size_t bytes, void **memory)
   return SHEAF_OK;
 }
 
-sheaf_status shf_graph_add_step(sheaf_graph *graph, sheaf_op op, int inputs, int outputs, int attrs, shf_step **step)
+sheaf_status shf_graph_add_step(sheaf_trace *graph, sheaf_op op, int inputs, int outputs, int attrs, shf_step **step)
 {
   size_t ids = ((size_t)(inputs + outputs) * sizeof(int32_t) + 7) / 8 * 8;
   size_t block = (sizeof(shf_step) + 7) / 8 * 8 + ids + (size_t)attrs * sizeof(sheaf_attr);
@@ -66,7 +66,7 @@ sheaf_status shf_graph_add_step(sheaf_graph *graph, sheaf_op op, int inputs, int
   return SHEAF_OK;
 }
 
-sheaf_status shf_graph_find_outputs(sheaf_graph *graph)
+sheaf_status shf_graph_find_outputs(sheaf_trace *graph)
 {
   size_t bytes = (size_t)graph->value_count + 1;
   char *taken = shf_core_alloc(bytes); /* or there before any call */
@@ -92,7 +92,7 @@ sheaf_status shf_graph_find_outputs(sheaf_graph *graph)
   return status;
 }
 
-void sheaf_graph_free(sheaf_graph *graph)
+void sheaf_trace_free(sheaf_trace *graph)
 {
   if (!graph) return;
   for (shf_graph_piece *piece = graph->pieces, *next; piece; piece = next) {
@@ -106,9 +106,9 @@ void sheaf_graph_free(sheaf_graph *graph)
   shf_core_free(graph, sizeof *graph);
 }
 
-int sheaf_graph_inputs(const sheaf_graph *graph) { return graph ? graph->input_count : 0; }
-int sheaf_graph_outputs(const sheaf_graph *graph) { return graph ? graph->output_count : 0; }
-int sheaf_graph_calls(const sheaf_graph *graph) { return graph ? graph->step_count : 0; }
+int sheaf_trace_inputs(const sheaf_trace *graph) { return graph ? graph->input_count : 0; }
+int sheaf_trace_outputs(const sheaf_trace *graph) { return graph ? graph->output_count : 0; }
+int sheaf_trace_calls(const sheaf_trace *graph) { return graph ? graph->step_count : 0; }
 
 /* ---- Replay ---- */
 
@@ -141,10 +141,10 @@ static sheaf_status run_step(const shf_step *step, sheaf_tensor **values)
   return SHEAF_OK;
 }
 
-sheaf_status sheaf_graph_replay(const sheaf_graph *graph, sheaf_tensor *const *inputs, int input_count,
+sheaf_status sheaf_trace_replay(const sheaf_trace *graph, sheaf_tensor *const *inputs, int input_count,
                                 sheaf_tensor **outputs, int output_count)
 {
-  SHF_REQUIRE(graph, INVALID_PROBLEM, "sheaf_graph_replay: graph is NULL");
+  SHF_REQUIRE(graph, INVALID_PROBLEM, "sheaf_trace_replay: graph is NULL");
   SHF_REQUIRE(input_count == graph->input_count && output_count == graph->output_count, INVALID_PROBLEM,
               "replay with %d inputs and %d outputs; the graph has %d and %d", input_count, output_count,
               graph->input_count, graph->output_count);

@@ -29,7 +29,7 @@ typedef struct shf_graph_piece {
   size_t bytes, used;
 } shf_graph_piece;
 
-struct sheaf_graph {
+struct sheaf_trace {
   shf_graph_piece *pieces; /* the newest first */
   shf_value *values;
   shf_step **steps;
@@ -41,10 +41,10 @@ struct sheaf_graph {
 sheaf_status shf_graph_room(void **list, int count, int *room, size_t size);
 
 /* Adds a step, and the step's memory. */
-sheaf_status shf_graph_add_step(sheaf_graph *graph, sheaf_op op, int inputs, int outputs, int attrs, shf_step **step);
-sheaf_status shf_graph_add_value(sheaf_graph *graph, const shf_value *value, int32_t *id);
+sheaf_status shf_graph_add_step(sheaf_trace *graph, sheaf_op op, int inputs, int outputs, int attrs, shf_step **step);
+sheaf_status shf_graph_add_value(sheaf_trace *graph, const shf_value *value, int32_t *id);
 
 /* Values that calls made and none took, in order. */
-sheaf_status shf_graph_find_outputs(sheaf_graph *graph);
+sheaf_status shf_graph_find_outputs(sheaf_trace *graph);
 
 #endif

@@ -99,7 +99,7 @@ static sheaf_dtype dtype_named(const char *name)
 
 /* ---- Parts of a graph ---- */
 
-static sheaf_status read_value(reader *r, sheaf_graph *graph)
+static sheaf_status read_value(reader *r, sheaf_trace *graph)
 {
   shf_value value = {0};
   char key[32], dtype[16];
@@ -152,7 +152,7 @@ static void read_attrs(reader *r, const sheaf_op_spec *spec, shf_step *step)
 enum { MOST_IDS = 32 };
 
 /* A call's keys come in the order in which they are written: op, inputs, outputs, ..., attrs last. */
-static sheaf_status read_call(reader *r, sheaf_graph *graph)
+static sheaf_status read_call(reader *r, sheaf_trace *graph)
 {
   char key[32], name[128];
   int64_t ids[2 * MOST_IDS], number[4] = {0};
@@ -195,7 +195,7 @@ static sheaf_status read_call(reader *r, sheaf_graph *graph)
 }
 
 /* That every value is there before it is taken. */
-static sheaf_status check_order(const sheaf_graph *graph)
+static sheaf_status check_order(const sheaf_trace *graph)
 {
   size_t bytes = (size_t)graph->value_count + 1;
   char *there = shf_core_alloc(bytes);
@@ -215,7 +215,7 @@ static sheaf_status check_order(const sheaf_graph *graph)
   return SHEAF_OK;
 }
 
-static sheaf_status read_items(reader *r, sheaf_graph *graph, sheaf_status (*item)(reader *, sheaf_graph *))
+static sheaf_status read_items(reader *r, sheaf_trace *graph, sheaf_status (*item)(reader *, sheaf_trace *))
 {
   if (!expect(r, '[') || next_is(r, ']')) return SHEAF_OK;
   do {
@@ -225,7 +225,7 @@ static sheaf_status read_items(reader *r, sheaf_graph *graph, sheaf_status (*ite
   return SHEAF_OK;
 }
 
-static sheaf_status read_input(reader *r, sheaf_graph *graph)
+static sheaf_status read_input(reader *r, sheaf_trace *graph)
 {
   int64_t id;
   if (!read_integer(r, &id)) return SHEAF_OK;
@@ -237,16 +237,16 @@ static sheaf_status read_input(reader *r, sheaf_graph *graph)
   return SHEAF_OK;
 }
 
-static sheaf_status read_graph(reader *r, sheaf_graph *graph)
+static sheaf_status read_graph(reader *r, sheaf_trace *graph)
 {
   char key[32];
   int64_t version = 0;
-  if (!expect(r, '{') || !read_key(r, key, sizeof key) || !is_key(key, "sheaf_graph") || !read_integer(r, &version) ||
+  if (!expect(r, '{') || !read_key(r, key, sizeof key) || !is_key(key, "sheaf_trace") || !read_integer(r, &version) ||
       version != 1)
-    fail_at(r, "a graph begins with \"sheaf_graph\": 1");
+    fail_at(r, "a graph begins with \"sheaf_trace\": 1");
   static const struct {
     const char *key;
-    sheaf_status (*item)(reader *, sheaf_graph *);
+    sheaf_status (*item)(reader *, sheaf_trace *);
   } lists[] = {{"inputs", read_input}, {"values", read_value}, {"calls", read_call}};
   for (int i = 0; i < 3 && !r->fault; i++) {
     if (!expect(r, ',') || !read_key(r, key, sizeof key) || !is_key(key, lists[i].key))
@@ -265,11 +265,11 @@ static sheaf_status read_graph(reader *r, sheaf_graph *graph)
   return shf_graph_find_outputs(graph);
 }
 
-sheaf_status sheaf_graph_from_json(const char *json, sheaf_graph **graph)
+sheaf_status sheaf_trace_from_json(const char *json, sheaf_trace **graph)
 {
-  SHF_REQUIRE(graph && json, INVALID_PROBLEM, "sheaf_graph_from_json: an argument is NULL");
+  SHF_REQUIRE(graph && json, INVALID_PROBLEM, "sheaf_trace_from_json: an argument is NULL");
   *graph = NULL;
-  sheaf_graph *made = shf_core_alloc(sizeof *made);
+  sheaf_trace *made = shf_core_alloc(sizeof *made);
   if (!made) return shf_core_no_memory("a graph", sizeof *made);
   memset(made, 0, sizeof *made);
   reader r = {.start = json, .at = json};
@@ -277,6 +277,6 @@ sheaf_status sheaf_graph_from_json(const char *json, sheaf_graph **graph)
   if (status == SHEAF_OK)
     *graph = made;
   else
-    sheaf_graph_free(made);
+    sheaf_trace_free(made);
   return status;
 }

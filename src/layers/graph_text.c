@@ -41,7 +41,7 @@ static void put_attrs(shf_text *out, const shf_step *step, const char *before)
 
 /* ---- Text: "%2 = embedding(table=%0, indices=%1) padding_idx=3   # f32[4, 8]" ---- */
 
-size_t sheaf_graph_text(const sheaf_graph *graph, char *text, size_t room)
+size_t sheaf_trace_text(const sheaf_trace *graph, char *text, size_t room)
 {
   shf_text out = {text, text ? room : 0, 0};
   for (int i = 0; graph && i < graph->input_count; i++) {
@@ -80,7 +80,7 @@ size_t sheaf_graph_text(const sheaf_graph *graph, char *text, size_t room)
 
 /* ---- Graphviz ---- */
 
-size_t sheaf_graph_dot(const sheaf_graph *graph, char *text, size_t room)
+size_t sheaf_trace_dot(const sheaf_trace *graph, char *text, size_t room)
 {
   shf_text out = {text, text ? room : 0, 0};
   shf_text_put(&out, "digraph sheaf {\n");
@@ -133,11 +133,11 @@ static void put_step(shf_text *out, const shf_step *step)
   shf_text_put(out, "}}");
 }
 
-size_t sheaf_graph_json(const sheaf_graph *graph, char *text, size_t room)
+size_t sheaf_trace_json(const sheaf_trace *graph, char *text, size_t room)
 {
   shf_text out = {text, text ? room : 0, 0};
-  shf_text_put(&out, "{\"sheaf_graph\": 1, ");
-  put_ids(&out, "inputs", graph ? graph->inputs : NULL, sheaf_graph_inputs(graph));
+  shf_text_put(&out, "{\"sheaf_trace\": 1, ");
+  put_ids(&out, "inputs", graph ? graph->inputs : NULL, sheaf_trace_inputs(graph));
   shf_text_put(&out, ", \"values\": [");
   for (int i = 0; graph && i < graph->value_count; i++) {
     const shf_value *v = &graph->values[i];

@@ -25,8 +25,8 @@ typedef struct shf_plan_key {
  * for another one. `key` is completed (threads, instruction set). */
 sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan, const char **kernel_name);
 
-/* This thread's workspace of at least so many bytes; valid until the next call. */
-sheaf_status shf_cache_workspace(size_t bytes, void **workspace);
+/* This thread's workspace of at least so many bytes on this device; valid until the next call. */
+sheaf_status shf_cache_workspace(DLDevice device, size_t bytes, void **workspace);
 
 /* ---- Problems (plan_problem.c) ---- */
 

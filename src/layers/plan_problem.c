@@ -137,9 +137,10 @@ static sheaf_status run_plan(shf_problem *p, const sheaf_plan *plan)
 {
   void *workspace = NULL;
   size_t bytes = sheaf_plan_workspace_size(plan);
-  if (bytes) SHF_TRY(shf_cache_workspace(bytes, &workspace));
-  if (p->key.category == SHEAF_CATEGORY_EMBEDDING)
-    return sheaf_embedding_run(plan, workspace, bytes, NULL, &p->args.embedding);
+  int embedding = p->key.category == SHEAF_CATEGORY_EMBEDDING;
+  DLDevice device = embedding ? p->key.d.embedding.device : p->key.d.segment.device;
+  if (bytes) SHF_TRY(shf_cache_workspace(device, bytes, &workspace));
+  if (embedding) return sheaf_embedding_run(plan, workspace, bytes, NULL, &p->args.embedding);
   return sheaf_segment_run(plan, workspace, bytes, NULL, &p->args.segment);
 }
 

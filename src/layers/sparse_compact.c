@@ -87,6 +87,8 @@ sheaf_status shf_compact_rows(const sheaf_tensor *indices, const shf_compact_rul
                   shf_tensor_is_contiguous(indices),
               INVALID_PROBLEM, "%s must be a contiguous tensor of i32 or i64, it is %s of form %d", rule->operand,
               sheaf_dtype_name(indices->dtype), (int)indices->form);
+  SHF_REQUIRE(sheaf_keyset_contains(indices->keys, SHEAF_KEY_CPU), UNSUPPORTED,
+              "%s of row-sparse tensors on a CUDA device", rule->operand);
   SHF_TRY(shf_tensor_make(SHEAF_I64, indices->rank, indices->extent, indices, &compact->indices));
   int64_t *places = compact->indices->dl.data, listed = 0;
   size_t bytes = 2 * sizeof(entry) * (size_t)(shf_tensor_elements(indices) + 1);

@@ -3,7 +3,7 @@
 #include "layers/graph_impl.h"
 
 typedef struct trace {
-  sheaf_graph *graph;
+  sheaf_trace *graph;
   sheaf_tensor **seen; /* by value id */
   int room;
   int32_t *table; /* open addressing: id + 1 */
@@ -122,7 +122,7 @@ sheaf_status sheaf_tracer_begin(void)
 {
   SHF_REQUIRE(!shf_thread.trace, INVALID_PROBLEM, "this thread is being traced already");
   trace *t = shf_core_alloc(sizeof *t);
-  sheaf_graph *graph = t ? shf_core_alloc(sizeof *graph) : NULL;
+  sheaf_trace *graph = t ? shf_core_alloc(sizeof *graph) : NULL;
   if (!graph) {
     shf_core_free(t, sizeof *t);
     return shf_core_no_memory("a trace", sizeof *t + sizeof *graph);
@@ -135,7 +135,7 @@ sheaf_status sheaf_tracer_begin(void)
   return SHEAF_OK;
 }
 
-sheaf_status sheaf_tracer_end(sheaf_graph **graph)
+sheaf_status sheaf_tracer_end(sheaf_trace **graph)
 {
   SHF_REQUIRE(graph, INVALID_PROBLEM, "sheaf_tracer_end: graph is NULL");
   *graph = NULL;
@@ -143,12 +143,12 @@ sheaf_status sheaf_tracer_end(sheaf_graph **graph)
   SHF_REQUIRE(t, INVALID_PROBLEM, "tracing is ended, but has not begun on this thread");
   SHF_TRY(sheaf_guard_end(&t->guard));
   shf_thread.trace = NULL;
-  sheaf_graph *made = t->graph;
+  sheaf_trace *made = t->graph;
   sheaf_status status = shf_graph_find_outputs(made);
   free_trace(t);
   if (status == SHEAF_OK)
     *graph = made;
   else
-    sheaf_graph_free(made);
+    sheaf_trace_free(made);
   return status;
 }
