@@ -206,8 +206,8 @@ static sheaf_status start(lookup_world *w)
 
 static void stop(lookup_world *w)
 {
-  sheaf_tensor *all[] = {w->table, w->half, w->leaf, w->packed, w->indices, w->hidden, w->out, w->out_half};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) sheaf_tensor_release(all[i]);
+  sheaf_tensor *all[8] = {w->table, w->half, w->leaf, w->packed, w->indices, w->hidden, w->out, w->out_half};
+  for (int i = 0; i < 8; i++) sheaf_tensor_release(all[i]);
   sheaf_plan_free(w->plan);
   sheaf_clear_caches();
 }

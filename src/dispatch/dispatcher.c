@@ -245,7 +245,7 @@ static sheaf_status check_call(const sheaf_call *call)
               INVALID_PROBLEM, "%s: a list of the call is NULL", spec->name);
   int required = call->op < SHEAF_OP_BUILT_IN ? shf_required_inputs[call->op] : 0;
   for (int i = 0; i < required; i++)
-    SHF_REQUIRE(call->inputs[i], INVALID_PROBLEM, "%s: %s is NULL", spec->name, spec->input_names[i]);
+    SHF_REQUIRE(call->inputs && call->inputs[i], INVALID_PROBLEM, "%s: %s is NULL", spec->name, spec->input_names[i]);
   return SHEAF_OK;
 }
 

@@ -387,7 +387,9 @@ int sheaf_tensor_requires_grad(const sheaf_tensor *tensor)
 
 sheaf_tensor *sheaf_tensor_grad(const sheaf_tensor *tensor)
 {
-  return tensor ? atomic_load_explicit(&((sheaf_tensor *)(uintptr_t)tensor)->grad, memory_order_acquire) : NULL;
+  if (!tensor) return NULL;
+  sheaf_tensor *own = (sheaf_tensor *)(uintptr_t)tensor; /* NOLINT(performance-no-int-to-ptr): atomics want no const */
+  return atomic_load_explicit(&own->grad, memory_order_acquire);
 }
 
 void sheaf_tensor_clear_grad(sheaf_tensor *tensor)

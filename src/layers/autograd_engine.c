@@ -139,7 +139,7 @@ static sheaf_status add_to(sheaf_tensor **sum, sheaf_tensor *grad)
 static sheaf_status give_to_node(walk *w, const shf_edge *edge, sheaf_tensor *grad)
 {
   visit *target = &w->list[*slot_of(w, edge->node) - 1];
-  size_t bytes = (size_t)edge->node->call.output_count * sizeof *target->grads;
+  size_t bytes = (size_t)edge->node->call.output_count * sizeof(sheaf_tensor *);
   if (!target->grads) {
     target->grads = shf_core_alloc(bytes);
     if (!target->grads) {
@@ -236,7 +236,7 @@ static void drop_grads(visit *v)
   if (!v->grads) return;
   int count = v->node->call.output_count;
   for (int i = 0; i < count; i++) sheaf_tensor_release(v->grads[i]);
-  shf_core_free(v->grads, (size_t)count * sizeof *v->grads);
+  shf_core_free(v->grads, (size_t)count * sizeof(sheaf_tensor *));
   v->grads = NULL;
 }
 

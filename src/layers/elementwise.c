@@ -228,7 +228,7 @@ sheaf_status shf_plain_movedim(const sheaf_call *call, const sheaf_frame *frame)
   int64_t from = call->attrs[0].i, to = call->attrs[1].i;
   SHF_REQUIRE(from >= 0 && from < t->rank && to >= 0 && to < t->rank, INVALID_PROBLEM,
               "movedim from %" PRId64 " to %" PRId64 ": the tensor has dimensions 0..%d", from, to, t->rank - 1);
-  int64_t shape[SHEAF_TENSOR_MAX_RANK], steps[SHEAF_TENSOR_MAX_RANK];
+  int64_t shape[SHEAF_TENSOR_MAX_RANK] = {0}, steps[SHEAF_TENSOR_MAX_RANK] = {0};
   for (int i = 0, source = 0; i < t->rank; i++) {
     int d = i == to ? (int)from : (source == from ? ++source : source);
     if (i != to) source++;
@@ -267,7 +267,7 @@ sheaf_status shf_plain_expand(const sheaf_call *call, const sheaf_frame *frame)
 {
   SHF_TRY(check_plain(call, 0));
   sheaf_tensor *t = call->inputs[0], *out;
-  int64_t shape[SHEAF_TENSOR_MAX_RANK], steps[SHEAF_TENSOR_MAX_RANK];
+  int64_t shape[SHEAF_TENSOR_MAX_RANK] = {0}, steps[SHEAF_TENSOR_MAX_RANK] = {0};
   SHF_REQUIRE(t->rank < SHEAF_TENSOR_MAX_RANK && call->attrs[0].i >= 0, INVALID_PROBLEM,
               "expand of a tensor of rank %d to %" PRId64 " copies", t->rank, call->attrs[0].i);
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "expand makes its result; it cannot be written into a given tensor");

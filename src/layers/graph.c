@@ -16,16 +16,16 @@ sheaf_status shf_graph_room(void **list, int count, int *room, size_t size)
   return SHEAF_OK;
 }
 
-#define GROW(graph, list, count, room)                                                      \
-  do {                                                                                      \
-    void *grown = (graph)->list;                                                            \
-    SHF_TRY(shf_graph_room(&grown, (graph)->count, &(graph)->room, sizeof *(graph)->list)); \
-    (graph)->list = grown;                                                                  \
+#define GROW(graph, list, type, count, room)                                       \
+  do {                                                                             \
+    void *grown = (graph)->list;                                                   \
+    SHF_TRY(shf_graph_room(&grown, (graph)->count, &(graph)->room, sizeof(type))); \
+    (graph)->list = grown;                                                         \
   } while (0)
 
 sheaf_status shf_graph_add_value(sheaf_trace *graph, const shf_value *value, int32_t *id)
 {
-  GROW(graph, values, value_count, value_room);
+  GROW(graph, values, shf_value, value_count, value_room);
   *id = graph->value_count;
   graph->values[graph->value_count++] = *value;
   return SHEAF_OK;
@@ -52,7 +52,7 @@ sheaf_status shf_graph_add_step(sheaf_trace *graph, sheaf_op op, int inputs, int
 {
   size_t ids = ((size_t)(inputs + outputs) * sizeof(int32_t) + 7) / 8 * 8;
   size_t block = (sizeof(shf_step) + 7) / 8 * 8 + ids + (size_t)attrs * sizeof(sheaf_attr);
-  GROW(graph, steps, step_count, step_room);
+  GROW(graph, steps, shf_step *, step_count, step_room);
   void *memory = NULL;
   SHF_TRY(cut(graph, block, &memory));
   shf_step *made = memset(memory, 0, block);
@@ -99,7 +99,7 @@ void sheaf_trace_free(sheaf_trace *graph)
     next = piece->next;
     shf_core_free(piece, piece->bytes);
   }
-  shf_core_free(graph->steps, (size_t)graph->step_room * sizeof *graph->steps);
+  shf_core_free(graph->steps, (size_t)graph->step_room * sizeof(shf_step *));
   shf_core_free(graph->values, (size_t)graph->value_room * sizeof *graph->values);
   shf_core_free(graph->inputs, (size_t)graph->input_room * sizeof *graph->inputs);
   shf_core_free(graph->outputs, (size_t)graph->output_room * sizeof *graph->outputs);

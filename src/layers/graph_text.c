@@ -43,7 +43,7 @@ static void put_attrs(shf_text *out, const shf_step *step, const char *before)
 
 size_t sheaf_trace_text(const sheaf_trace *graph, char *text, size_t room)
 {
-  shf_text out = {text, text ? room : 0, 0};
+  shf_text out = shf_text_into(text, room);
   for (int i = 0; graph && i < graph->input_count; i++) {
     shf_text_put(&out, "%%%d = input   # ", graph->inputs[i]);
     put_type(&out, &graph->values[graph->inputs[i]]);
@@ -82,7 +82,7 @@ size_t sheaf_trace_text(const sheaf_trace *graph, char *text, size_t room)
 
 size_t sheaf_trace_dot(const sheaf_trace *graph, char *text, size_t room)
 {
-  shf_text out = {text, text ? room : 0, 0};
+  shf_text out = shf_text_into(text, room);
   shf_text_put(&out, "digraph sheaf {\n");
   for (int i = 0; graph && i < graph->value_count; i++) {
     shf_text_put(&out, "  v%d [shape=ellipse, label=\"%%%d\\n", i, i);
@@ -109,7 +109,7 @@ size_t sheaf_trace_dot(const sheaf_trace *graph, char *text, size_t room)
 static void put_ids(shf_text *out, const char *name, const int32_t *ids, int count)
 {
   shf_text_put(out, "\"%s\": [", name);
-  for (int i = 0; i < count; i++) shf_text_put(out, i ? ", %d" : "%d", ids[i]);
+  for (int i = 0; ids && i < count; i++) shf_text_put(out, i ? ", %d" : "%d", ids[i]);
   shf_text_put(out, "]");
 }
 
@@ -135,7 +135,7 @@ static void put_step(shf_text *out, const shf_step *step)
 
 size_t sheaf_trace_json(const sheaf_trace *graph, char *text, size_t room)
 {
-  shf_text out = {text, text ? room : 0, 0};
+  shf_text out = shf_text_into(text, room);
   shf_text_put(&out, "{\"sheaf_trace\": 1, ");
   put_ids(&out, "inputs", graph ? graph->inputs : NULL, sheaf_trace_inputs(graph));
   shf_text_put(&out, ", \"values\": [");

@@ -94,7 +94,9 @@ static uint64_t hash_of(const shf_plan_key *key)
 
 static int same(const cached *entry, uint64_t hash, const shf_plan_key *key)
 {
-  return entry && entry->hash == hash && memcmp(&entry->key, key, sizeof *key) == 0;
+  if (!entry || entry->hash != hash) return 0;
+  /* Keys are cleared before they are filled in, gaps included. NOLINTNEXTLINE */
+  return memcmp(&entry->key, key, sizeof *key) == 0;
 }
 
 /* A counted reference out of the shared table, or NULL. */

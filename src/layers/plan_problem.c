@@ -114,13 +114,13 @@ static int64_t traffic(const shf_problem *p)
     const sheaf_embedding_desc *d = &p->key.d.embedding;
     int64_t rows = (d->batch ? d->batch : 1) * d->indices * sheaf_dtype_row_bytes(d->dtype, d->dim);
     bytes = (a->table.tensor ? rows : 0) + (a->table_grad.tensor ? rows : 0);
-    const sheaf_operand *plain[] = {&a->indices, &a->offsets, &a->weights,     &a->grad_out,
-                                    &a->out,     &a->arg,     &a->weights_grad};
-    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) bytes += operand_bytes(plain[i]);
+    const sheaf_operand *plain[7] = {&a->indices, &a->offsets, &a->weights,     &a->grad_out,
+                                     &a->out,     &a->arg,     &a->weights_grad};
+    for (int i = 0; i < 7; i++) bytes += operand_bytes(plain[i]);
   } else {
     const sheaf_segment_args *a = &p->args.segment;
-    const sheaf_operand *plain[] = {&a->data, &a->ids, &a->grad_out, &a->out, &a->arg, &a->data_grad};
-    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) bytes += operand_bytes(plain[i]);
+    const sheaf_operand *plain[6] = {&a->data, &a->ids, &a->grad_out, &a->out, &a->arg, &a->data_grad};
+    for (int i = 0; i < 6; i++) bytes += operand_bytes(plain[i]);
   }
   return bytes;
 }

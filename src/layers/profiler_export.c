@@ -43,7 +43,7 @@ static void put_event(shf_text *text, const sheaf_profile_record *r)
 
 size_t sheaf_profile_chrome(const sheaf_profile *profile, char *text, size_t room)
 {
-  shf_text out = {text, text ? room : 0, 0};
+  shf_text out = shf_text_into(text, room);
   shf_text_put(&out, "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [");
   for (int64_t i = 0; i < sheaf_profile_count(profile); i++) {
     shf_text_put(&out, i ? ",\n" : "\n");
@@ -62,7 +62,7 @@ typedef struct line {
 
 size_t sheaf_profile_table(const sheaf_profile *profile, char *text, size_t room)
 {
-  shf_text out = {text, text ? room : 0, 0};
+  shf_text out = shf_text_into(text, room);
   line lines[MOST_LINES];
   int count = 0;
   for (int64_t i = 0; i < sheaf_profile_count(profile); i++) {

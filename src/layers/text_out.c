@@ -5,6 +5,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+shf_text shf_text_into(char *to, size_t room) { return (shf_text){to, to ? room : 0, 0}; }
+
 void shf_text_put(shf_text *text, const char *format, ...)
 {
   va_list arguments;

@@ -10,6 +10,7 @@ typedef struct shf_text {
   size_t room, used;
 } shf_text;
 
+shf_text shf_text_into(char *to, size_t room);
 void shf_text_put(shf_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* As a JSON string, quotes included. */

@@ -24,7 +24,7 @@ static sheaf_status make_room(trace *t)
 {
   int count = t->graph->value_count, old = t->room;
   void *list = t->seen;
-  SHF_TRY(shf_graph_room(&list, count, &t->room, sizeof *t->seen));
+  SHF_TRY(shf_graph_room(&list, count, &t->room, sizeof(sheaf_tensor *)));
   t->seen = list;
   if (t->room == old) return SHEAF_OK;
   size_t bytes = 4 * (size_t)t->room * sizeof *t->table;
@@ -113,7 +113,7 @@ const shf_layer shf_layer_tracer = {.any = tracer};
 static void free_trace(trace *t)
 {
   for (int i = 0; t->graph && i < t->graph->value_count; i++) sheaf_tensor_release(t->seen[i]);
-  shf_core_free(t->seen, (size_t)t->room * sizeof *t->seen);
+  shf_core_free(t->seen, (size_t)t->room * sizeof(sheaf_tensor *));
   shf_core_free(t->table, (size_t)t->slots * sizeof *t->table);
   shf_core_free(t, sizeof *t);
 }

@@ -136,13 +136,14 @@ static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, con
 {
   sheaf_tensor *wrapped[MOST_OUTPUTS] = {NULL, NULL};
   sheaf_status status = SHEAF_OK;
-  for (int i = 0; i < call->output_count; i++) {
+  int count = call->output_count < MOST_OUTPUTS ? call->output_count : MOST_OUTPUTS;
+  for (int i = 0; i < count; i++) {
     if (status == SHEAF_OK && results[i])
       status = wrap(results[i], all, merged, frame, &wrapped[i]);
     else
       sheaf_tensor_release(results[i]);
   }
-  for (int i = 0; i < call->output_count; i++) {
+  for (int i = 0; i < count; i++) {
     if (status == SHEAF_OK)
       call->outputs[i] = wrapped[i];
     else
