@@ -135,8 +135,8 @@ typedef struct shf_thread {
   shf_history *dying;
 } shf_thread_state;
 
-/* Small and used by every call, hence the model that needs no function call. */
-extern _Thread_local shf_thread_state shf_thread __attribute__((tls_model("initial-exec")));
+/* Small and used by every call. (Not of the initial-exec model: the library would not load into a running program.) */
+extern _Thread_local shf_thread_state shf_thread;
 
 /* Keys that all threads include (the profiler's). */
 extern atomic_uint shf_everywhere;

@@ -18,7 +18,7 @@ typedef struct kept_blocks {
   int watched; /* freed when the thread ends */
 } kept_blocks;
 
-static _Thread_local kept_blocks mine __attribute__((tls_model("initial-exec")));
+static _Thread_local kept_blocks mine;
 
 static pthread_key_t ending;
 static int ending_made;

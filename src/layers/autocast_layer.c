@@ -65,19 +65,21 @@ static int is_lowered(const sheaf_tensor *t, sheaf_dtype dtype)
 
 static sheaf_status cast_cached(sheaf_tensor *table, sheaf_dtype dtype, const sheaf_frame *frame, sheaf_tensor **out)
 {
+  cast_table *cache = region.cache, *place = NULL;
   int64_t version = sheaf_tensor_version(table);
-  int place = region.next;
-  for (int i = 0; i < CACHED; i++) {
-    if (region.cache[i].table != table || region.cache[i].cast->dtype != dtype) continue;
-    place = i;
-    if (region.cache[i].version != version) break;
-    *out = sheaf_tensor_retain(region.cache[i].cast);
+  for (int i = 0; i < CACHED && !place; i++)
+    if (cache[i].table == table && cache[i].cast->dtype == dtype) place = &cache[i];
+  if (place && place->version == version) {
+    *out = sheaf_tensor_retain(place->cast);
     return SHEAF_OK;
   }
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, table, dtype, frame, out));
-  if (place == region.next) region.next = (region.next + 1) % CACHED;
-  forget(&region.cache[place]);
-  region.cache[place] = (cast_table){sheaf_tensor_retain(table), sheaf_tensor_retain(*out), version};
+  if (!place) {
+    place = &cache[region.next];
+    region.next = (region.next + 1) % CACHED;
+  }
+  forget(place);
+  *place = (cast_table){sheaf_tensor_retain(table), sheaf_tensor_retain(*out), version};
   return SHEAF_OK;
 }
 
@@ -85,28 +87,28 @@ static sheaf_status lower(const sheaf_call *call, const sheaf_frame *frame)
 {
   enum { TABLE = 0, WEIGHTS = 3, MOST = 4 };
   sheaf_dtype dtype = shf_thread.autocast;
-  sheaf_tensor *inputs[MOST] = {NULL}, *table = call->inputs[TABLE], *weights = shf_input(call, WEIGHTS);
+  sheaf_tensor *table = call->inputs[TABLE], *weights = shf_input(call, WEIGHTS), *cast[2] = {NULL, NULL};
+  sheaf_tensor *inputs[MOST] = {NULL};
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   sheaf_status status = SHEAF_OK;
   memcpy(attrs, call->attrs, sizeof attrs);
-  for (int i = 0; i < call->input_count; i++) inputs[i] = sheaf_tensor_retain(call->inputs[i]);
-  if (table && shf_is_quantised(table->dtype)) {
+  for (int i = 0; i < call->input_count; i++) inputs[i] = call->inputs[i];
+  if (shf_is_quantised(table->dtype)) {
     if (!attrs[SHEAF_EMBEDDING_OUT_DTYPE].i) attrs[SHEAF_EMBEDDING_OUT_DTYPE].i = dtype;
   } else if (is_lowered(table, dtype)) {
-    sheaf_tensor_release(table);
-    inputs[TABLE] = NULL;
-    status = cast_cached(table, dtype, frame, &inputs[TABLE]);
+    status = cast_cached(table, dtype, frame, &cast[0]);
+    if (cast[0]) inputs[TABLE] = table = cast[0];
   }
-  if (status == SHEAF_OK && weights && inputs[TABLE]->dtype == dtype && is_lowered(weights, dtype)) {
-    sheaf_tensor_release(weights);
-    inputs[WEIGHTS] = NULL;
-    status = shf_send_dtype(SHEAF_OP_CAST, weights, dtype, frame, &inputs[WEIGHTS]);
+  if (status == SHEAF_OK && table->dtype == dtype && is_lowered(weights, dtype)) {
+    status = shf_send_dtype(SHEAF_OP_CAST, weights, dtype, frame, &cast[1]);
+    inputs[WEIGHTS] = cast[1];
   }
   sheaf_call lowered = *call;
   lowered.inputs = inputs;
   lowered.attrs = attrs;
   if (status == SHEAF_OK) status = sheaf_redispatch(&lowered, frame);
-  for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
+  sheaf_tensor_release(cast[0]);
+  sheaf_tensor_release(cast[1]);
   return status;
 }
 

@@ -30,7 +30,7 @@ typedef struct local {
   int watched; /* freed when the thread ends */
 } local;
 
-static _Thread_local local mine __attribute__((tls_model("initial-exec")));
+static _Thread_local local mine;
 
 static struct {
   pthread_mutex_t lock;
