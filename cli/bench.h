@@ -176,6 +176,9 @@ sheaf_status bench_measure_ceiling(stream_kind kind, int64_t row_bytes, bench_ta
 void bench_list_small(bench_cases *list);
 void bench_measure_small(const bench_case *c, const bench_effort *effort, bench_result *result);
 
+/* `sheaf bench dispatch`: what the dispatcher and each layer cost, with a report of its own (bench_dispatch.c). */
+int bench_dispatch(double seconds, int json);
+
 /* ---- Report: bench_report.c ---------------------------------------------------------------------------------- */
 
 typedef struct bench_report {

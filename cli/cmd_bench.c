@@ -17,9 +17,10 @@ static const char help[] =
   "Measures this machine's memory (reading, copying, rows gathered from and updated at random places, each in many\n"
   "ways of which the best counts), then runs cases, each in turn with the ceiling that fits it, on cold rows. Shows the\n"
   "median time with its spread, GB/s of bytes that had to move, and that as a fraction of the ceiling.\n\n"
-  "SUITE is lookup, bag, backward, segment, small, pathology or all (the default). Only cases whose name holds every\n"
-  "FILTER are run: 'sheaf bench bag f16 D128'. The column 'quiet' is the fraction with both sides at their 90th\n"
-  "percentile, which a busy machine disturbs least; runs that the kernel interrupts are repeated.\n\n"
+  "SUITE is lookup, bag, backward, segment, small, pathology or all (the default); or dispatch, which measures what ops\n"
+  "and layers add to a small call. Only cases whose name holds every FILTER are run: 'sheaf bench bag f16 D128'. The\n"
+  "column 'quiet' is the fraction with both sides at their 90th percentile, which a busy machine disturbs least; runs\n"
+  "that the kernel interrupts are repeated.\n\n"
   "  --threads N    threads of cases and ceilings; default: one, then as many as the library takes\n"
   "  --isa NAME     scalar, avx2 or avx512; default: the best one here. Ceilings always take the best\n"
   "  --seconds S    how long to measure each case, about; default 1, with --quick 0.2\n"
@@ -217,6 +218,8 @@ int cmd_bench(int argc, char **argv)
   const cli_syntax syntax = {"bench", help, known, sizeof known / sizeof *known, options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
+  if (options.words[0] && strcmp(options.words[0], "dispatch") == 0)
+    return bench_dispatch(options.quick ? 0.2 : options.seconds, options.json);
   if (options.words[0] && !is_suite(options.words[0]))
     return cli_misused("bench", "unknown suite '%s'", options.words[0]);
   if (options.isa && (code = set_isa(options.isa)) != CLI_GO_ON) return code;

@@ -199,6 +199,12 @@ for field in machine ceilings results suite case dtype index threads ns gbps cei
   stdout_has "\"$field\":"
 done
 [ -s "$err" ] && note_failure "bench: progress goes to a file"
+expect "bench dispatch" 0 bench dispatch --seconds 0.01
+stdout_has "^op, result given .* 150$"
+stdout_has "^Tracer .* 200$"
+expect "bench dispatch --json" 0 bench dispatch --seconds 0.01 --json
+valid_json
+stdout_has "\"extra_ns\":"
 expect "bench --list" 0 bench --list
 for case in "^lookup .*V10M-uniform$" "^bag .*-D256-L80-V10M-uniform$" "^backward .*-1.05$" "^segment .*-S62500-1.05$" \
   "^pathology .*-4KiB_pages$" "^small .*select$"; do

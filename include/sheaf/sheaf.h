@@ -2,15 +2,19 @@
  * forward and backward, with the same bits on every instruction set and for every number of threads.
  *
  *   base.h    status codes, errors, element types, memory, threads, CPU features
- *   tensor.h  how memory is handed in: DLPack tensors
+ *   tensor.h  how memory is handed in: DLPack tensors, and tensors of Sheaf's own
  *   plan.h    describe a problem, select a kernel, run it
+ *   ops.h     ops on tensors, with gradients, autocast, vmap, profiles and traces
+ *   dispatch.h  how those compose, and how to add ops and layers
  *   io.h      tables in safetensors and npy files
  */
 #ifndef SHEAF_SHEAF_H
 #define SHEAF_SHEAF_H
 
 #include "base.h"
+#include "dispatch.h"
 #include "io.h"
+#include "ops.h"
 #include "plan.h"
 #include "tensor.h"
 

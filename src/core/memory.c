@@ -44,9 +44,9 @@ void shf_core_free(void *memory, size_t bytes)
   if (memory) current_allocator.release(current_allocator.context, memory, bytes);
 }
 
-sheaf_status shf_core_no_memory(const char *what, size_t bytes)
+void shf_core_say_no_memory(const char *what, size_t bytes)
 {
-  return shf_core_fail(SHEAF_OUT_OF_MEMORY, "%s needs %zu bytes, which could not be allocated", what, bytes);
+  shf_core_fail(SHEAF_OUT_OF_MEMORY, "%s needs %zu bytes, which could not be allocated", what, bytes);
 }
 
 /* Large memory from the default allocator is fresh from the kernel and therefore zero; other memory is cleared here,

@@ -10,6 +10,11 @@ void *shf_core_alloc(size_t bytes);
 void shf_core_free(void *memory, size_t bytes);
 
 /* Fails with OUT_OF_MEMORY: "<what> needs <bytes> bytes, which could not be allocated". */
-sheaf_status shf_core_no_memory(const char *what, size_t bytes) __attribute__((cold));
+void shf_core_say_no_memory(const char *what, size_t bytes) __attribute__((cold));
+static inline sheaf_status shf_core_no_memory(const char *what, size_t bytes)
+{
+  shf_core_say_no_memory(what, bytes);
+  return SHEAF_OUT_OF_MEMORY;
+}
 
 #endif

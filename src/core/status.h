@@ -10,10 +10,14 @@ sheaf_status shf_core_fail(sheaf_status status, const char *format, ...) __attri
 sheaf_status shf_core_fail_info(const sheaf_error_info *info, const char *format, ...)
     __attribute__((cold, format(printf, 2, 3)));
 
-/* SHF_REQUIRE(condition, STATUS, "format", ...): returns from the calling function when the condition does not hold. */
-#define SHF_REQUIRE(condition, status, ...)                                                   \
-  do {                                                                                        \
-    if (__builtin_expect(!(condition), 0)) return shf_core_fail(SHEAF_##status, __VA_ARGS__); \
+/* SHF_REQUIRE(condition, STATUS, "format", ...): returns from the calling function when the condition does not hold.
+ * (The status is spelled twice so that compilers see that it is not OK.) */
+#define SHF_REQUIRE(condition, status, ...)          \
+  do {                                               \
+    if (__builtin_expect(!(condition), 0)) {         \
+      shf_core_fail(SHEAF_##status, __VA_ARGS__);    \
+      return SHEAF_##status;                         \
+    }                                                \
   } while (0)
 
 /* SHF_TRY(call): returns its status from the calling function unless it is OK. */

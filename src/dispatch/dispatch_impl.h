@@ -1,0 +1,195 @@
+/* dispatch_impl.h: tensors from inside, the state of a thread, and the layers that are built in. */
+#ifndef SHF_DISPATCH_IMPL_H
+#define SHF_DISPATCH_IMPL_H
+
+#include <sheaf/dispatch.h>
+#include <stdatomic.h>
+
+#include "core/status.h"
+
+/* ---- Tensors (tensor.c, tensor_forms.c, tensor_dlpack.c) ---- */
+
+/* What a result remembers of how it was made: the Autograd layer's node, of which tensors need only this much. */
+typedef struct shf_history {
+  atomic_int refs;
+  void (*destroy)(struct shf_history *history); /* releases what it holds, then its memory */
+  struct shf_history *next_dying;
+} shf_history;
+
+enum { SHF_MAX_LEVELS = 4, SHF_NAME_BYTES = 32 };
+
+struct sheaf_tensor {
+  DLTensor dl; /* dense, meta, quantised */
+  atomic_int refs;
+  sheaf_form form;
+  sheaf_dtype dtype;
+  sheaf_keyset keys;
+  int rank;
+  int64_t extent[SHEAF_TENSOR_MAX_RANK]; /* as the outside sees it */
+  int64_t stored[SHEAF_TENSOR_MAX_RANK]; /* of dl, where it differs: packed rows */
+  int64_t strides[SHEAF_TENSOR_MAX_RANK];
+  size_t bytes;       /* behind dl.data + offset; 0: trust the shape */
+  size_t block;       /* bytes of this allocation */
+  void *placed;       /* memory of its own on a device; NULL: none */
+  sheaf_tensor *base; /* whose memory and version this shares; NULL: its own */
+  DLManagedTensor *managed;
+  atomic_llong version; /* of the base */
+  sheaf_tensor *part[2];
+  int coalesced;
+  int levels;                /* batched: how many, */
+  int level[SHF_MAX_LEVELS]; /* which, increasing; leading dimensions of part 0 in this order */
+  sheaf_grad grad_kind;      /* leaf: what it wants. Results: NONE */
+  _Atomic(sheaf_tensor *) grad;
+  shf_history *history; /* results: who made it, */
+  int history_output;   /* as which of its outputs */
+  char name[SHF_NAME_BYTES];
+};
+
+/* Memory for what every call makes and frees (spare.c): small blocks are kept by the thread that frees them. `bytes` is
+ * raised to what there is; release with that. */
+void *shf_spare_alloc(size_t *bytes);
+void shf_spare_free(void *memory, size_t bytes);
+void shf_spare_clear(void);
+
+/* Memory on a device (place.c). */
+sheaf_status shf_place_alloc(DLDevice device, size_t bytes, void **memory);
+void shf_place_free(DLDevice device, void *memory);
+
+/* The device of a tensor, or of its parts. */
+static inline DLDevice shf_device_of(const sheaf_tensor *t);
+
+/* Sets every byte to zero; nothing without data. */
+sheaf_status shf_tensor_clear(sheaf_tensor *tensor);
+
+/* Data that this code may read and write: NULL when it lies on a device, or nowhere. */
+static inline void *shf_host_data(const sheaf_tensor *t);
+
+/* A dense tensor with memory that is not cleared, or (meta) without; device as `like`'s, or CPU. */
+sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, const sheaf_tensor *like,
+                             sheaf_tensor **tensor);
+
+/* The same memory seen with another shape of as many elements; the tensor must be contiguous. */
+sheaf_status shf_tensor_reshape(sheaf_tensor *tensor, int rank, const int64_t *shape, sheaf_tensor **out);
+
+/* Wraps `inner`, whose leading dimensions are the levels', and whose reference it takes (also when it fails). */
+sheaf_status shf_tensor_batched(sheaf_tensor *inner, int levels, const int *level, sheaf_tensor **tensor);
+
+/* The parts checked by whoever made them. */
+sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t rows, int coalesced,
+                               sheaf_tensor **tensor);
+sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sheaf_tensor **tensor);
+
+int shf_tensor_is_contiguous(const sheaf_tensor *tensor);
+int64_t shf_tensor_elements(const sheaf_tensor *tensor);
+int shf_dtype_is_float(sheaf_dtype dtype);
+
+/* "[2, 3]" */
+const char *shf_shape_text(const sheaf_tensor *tensor, char *buffer, size_t room);
+
+/* Entry i of an index tensor on the CPU. */
+static inline int64_t shf_index_at(const sheaf_tensor *t, int64_t i)
+{
+  const char *data = (const char *)t->dl.data + t->dl.byte_offset;
+  return t->dtype == SHEAF_I64 ? ((const int64_t *)(const void *)data)[i] : ((const int32_t *)(const void *)data)[i];
+}
+
+static inline DLDevice shf_device_of(const sheaf_tensor *t)
+{
+  return t->dl.shape || !t->part[0] ? t->dl.device : shf_device_of(t->part[0]);
+}
+
+static inline void *shf_host_data(const sheaf_tensor *t)
+{
+  return sheaf_keyset_contains(t->keys, SHEAF_KEY_CPU) && t->dl.data ? (char *)t->dl.data + t->dl.byte_offset : NULL;
+}
+
+static inline void *shf_data(const sheaf_tensor *t) { return (char *)t->dl.data + t->dl.byte_offset; }
+
+/* Releases a history without recursing, however long the chain behind it is. */
+void shf_history_release(shf_history *history);
+
+/* Sets *slot to NULL and releases what was there. */
+static inline void shf_drop(sheaf_tensor **slot)
+{
+  sheaf_tensor *held = *slot;
+  *slot = NULL;
+  sheaf_tensor_release(held);
+}
+
+/* ---- Threads (guards.c) ---- */
+
+/* What plans did on behalf of the profiled call. */
+typedef struct shf_tally {
+  int64_t bytes, runs, device_ns;
+  char sku[64];
+} shf_tally;
+
+typedef struct shf_thread {
+  sheaf_keyset include, exclude;
+  uint32_t guards;
+  int depth; /* kernels within kernels */
+  shf_tally *tally;
+  void *trace;
+  sheaf_dtype autocast;
+  int freeing;
+  shf_history *dying;
+} shf_thread_state;
+
+/* Small and used by every call. (Not of the initial-exec model: the library would not load into a running program.) */
+extern _Thread_local shf_thread_state shf_thread;
+
+/* Keys that all threads include (the profiler's). */
+extern atomic_uint shf_everywhere;
+
+/* ---- Layers (dispatcher.c, which alone knows their names) ---- */
+
+typedef struct shf_layer {
+  sheaf_kernel any;                       /* ops without a kernel of their own, users' ops too; NULL: none */
+  sheaf_kernel kernel[SHEAF_OP_BUILT_IN]; /* NULL: `any` */
+} shf_layer;
+
+#define SHF_LAYER_LIST(X) \
+  X(CPU, cpu)             \
+  X(CUDA, cuda)           \
+  X(META, meta)           \
+  X(SPARSE, sparse)       \
+  X(QUANTIZED, quantized) \
+  X(NESTED, nested) X(AUTOCAST, autocast) X(AUTOGRAD, autograd) X(VMAP, vmap) X(PROFILER, profiler) X(TRACER, tracer)
+
+#define SHF_X(key, name) extern const shf_layer shf_layer_##name;
+SHF_LAYER_LIST(SHF_X)
+#undef SHF_X
+
+/* The gradient of an op, NULL when it has none. */
+const sheaf_gradient *shf_dispatch_gradient(sheaf_op op);
+
+/* Name of an input or output for messages. */
+const char *shf_dispatch_input_name(sheaf_op op, int input);
+
+/* ---- op_table.c ---- */
+
+extern const sheaf_op_spec shf_built_in_ops[SHEAF_OP_BUILT_IN];
+
+/* How many of its first inputs an op cannot do without. */
+extern const uint8_t shf_required_inputs[SHEAF_OP_BUILT_IN];
+
+/* Gradients of the built-in ops, by id; `backward` NULL: none. Kept by the Autograd layer. */
+extern const sheaf_gradient shf_built_in_gradients[SHEAF_OP_BUILT_IN];
+
+/* ---- Helpers for who makes calls ---- */
+
+#define SHF_BIT(i) (1u << (i))
+
+/* Whether output i of a call is wanted. */
+static inline int shf_wants(const sheaf_call *call, int output)
+{
+  return call->output_count > output && (call->wanted ? (call->wanted >> output & 1) != 0 : output == 0);
+}
+
+/* An input that may not be given, or not exist. */
+static inline sheaf_tensor *shf_input(const sheaf_call *call, int input)
+{
+  return input < call->input_count ? call->inputs[input] : NULL;
+}
+
+#endif

@@ -1,0 +1,193 @@
+/* autograd_bags.c: the gradients of embedding bags, and their gradients. */
+#include <inttypes.h>
+
+#include "layers/autograd_impl.h"
+
+enum { TABLE = 0, INDICES = 1, OFFSETS = 2, WEIGHTS = 3 }; /* of embedding_bag */
+enum { B_GRAD_OUT = 0, B_INDICES, B_OFFSETS, B_WEIGHTS, B_TABLE, B_OUT, B_ARG, BAG_BACKWARD_INPUTS };
+
+/* One bag per bag of every problem: offsets [batch, B] become starts with the end, counted over all entries. */
+static sheaf_status merge_offsets(const sheaf_call *forward, int64_t *form, sheaf_tensor **out)
+{
+  const sheaf_tensor *offsets = forward->inputs[OFFSETS];
+  *out = NULL;
+  if (*form == SHEAF_BAGS_MATRIX) return SHEAF_OK;
+  if (*form == SHEAF_BAGS_LENGTHS) return shf_grad_merged_input(forward, OFFSETS, out);
+  int shared = !shf_grad_is_batched(forward, OFFSETS);
+  int64_t each = offsets->extent[!shared], bags = each - (*form == SHEAF_BAGS_OFFSETS_END);
+  int64_t entries = forward->inputs[INDICES]->extent[shf_grad_is_batched(forward, INDICES)],
+          all = forward->batch * bags + 1;
+  SHF_REQUIRE(!sheaf_keyset_contains(offsets->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
+              "the gradient of a table that %" PRId64 " problems share, with offsets on a CUDA device", forward->batch);
+  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, &all, offsets, out));
+  *form = SHEAF_BAGS_OFFSETS_END;
+  int64_t *to = (*out)->dl.data;
+  for (int64_t p = 0; to && p < forward->batch; p++)
+    for (int64_t b = 0; b < bags; b++) *to++ = p * entries + shf_index_at(offsets, (shared ? 0 : p * each) + b);
+  if (to) *to = forward->batch * entries;
+  return SHEAF_OK;
+}
+
+/* The inputs of a backward in which all problems are one, for a table that they share. */
+static sheaf_status merge_bags(const sheaf_call *forward, sheaf_tensor *grad, sheaf_attr *attrs, sheaf_tensor **inputs)
+{
+  SHF_REQUIRE(!attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i, UNSUPPORTED,
+              "scale_grad_by_freq of a table that %" PRId64 " problems share", forward->batch);
+  SHF_TRY(shf_grad_merge_leading(grad, &inputs[B_GRAD_OUT]));
+  if (attrs[SHEAF_EMBEDDING_MODE].i == SHEAF_MODE_MAX)
+    return shf_grad_merge_leading(forward->outputs[1], &inputs[B_ARG]);
+  SHF_TRY(shf_grad_merged_input(forward, INDICES, &inputs[B_INDICES]));
+  SHF_TRY(merge_offsets(forward, &attrs[SHEAF_EMBEDDING_BAG_FORM].i, &inputs[B_OFFSETS]));
+  SHF_TRY(shf_grad_merged_input(forward, WEIGHTS, &inputs[B_WEIGHTS]));
+  inputs[B_TABLE] = sheaf_tensor_retain(forward->inputs[TABLE]);
+  return forward->outputs[0] ? shf_grad_merge_leading(forward->outputs[0], &inputs[B_OUT]) : SHEAF_OK;
+}
+
+/* ... and problem by problem. */
+static void keep_bags(const sheaf_call *forward, sheaf_tensor *grad, sheaf_tensor **inputs, sheaf_call *how)
+{
+  inputs[B_GRAD_OUT] = sheaf_tensor_retain(grad);
+  inputs[B_OUT] = sheaf_tensor_retain(forward->outputs[0]);
+  inputs[B_ARG] = sheaf_tensor_retain(forward->output_count > 1 ? forward->outputs[1] : NULL);
+  inputs[B_TABLE] = sheaf_tensor_retain(forward->inputs[TABLE]);
+  how->batch = forward->batch;
+  how->batched = SHF_BIT(B_GRAD_OUT) | SHF_BIT(B_OUT) | SHF_BIT(B_ARG);
+  if (shf_grad_is_batched(forward, TABLE)) how->batched |= SHF_BIT(B_TABLE);
+  for (int i = INDICES; i <= WEIGHTS; i++) {
+    inputs[i] = sheaf_tensor_retain(shf_input(forward, i)); /* the same places in both lists */
+    if (shf_grad_is_batched(forward, i)) how->batched |= SHF_BIT(i);
+  }
+}
+
+/* Floating-point operands in the type that the gradient is computed in. */
+static sheaf_status cast_operands(sheaf_tensor **inputs, sheaf_dtype dtype)
+{
+  static const int typed[] = {B_WEIGHTS, B_TABLE, B_OUT};
+  for (size_t i = 0; i < sizeof typed / sizeof *typed; i++) {
+    sheaf_tensor **slot = &inputs[typed[i]], *cast;
+    if (!*slot || (*slot)->dtype == dtype || shf_is_quantised((*slot)->dtype)) continue;
+    SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, *slot, dtype, NULL, &cast));
+    sheaf_tensor_release(*slot);
+    *slot = cast;
+  }
+  return SHEAF_OK;
+}
+
+/* The weights' gradient as the weights are: cast, in the shape of a batch, summed where problems share them. */
+static sheaf_status shape_weights_grad(const sheaf_call *forward, const sheaf_tensor *like, sheaf_tensor **grad)
+{
+  sheaf_tensor *shaped;
+  if (forward->batch) {
+    int64_t shape[SHEAF_TENSOR_MAX_RANK] = {forward->batch};
+    int own = shf_grad_is_batched(forward, WEIGHTS), rank = like->rank - own;
+    for (int i = 0; i < rank; i++) shape[i + 1] = like->extent[i + own];
+    SHF_TRY(shf_send_reshape(*grad, rank + 1, shape, NULL, &shaped));
+    sheaf_tensor_release(*grad);
+    *grad = NULL;
+    if (own)
+      *grad = shaped;
+    else
+      SHF_TRY(shf_grad_sum_problems(shaped, grad));
+  }
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, *grad, like->dtype, NULL, &shaped));
+  sheaf_tensor_release(*grad);
+  *grad = shaped;
+  return SHEAF_OK;
+}
+
+sheaf_status shf_grad_bag(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  sheaf_tensor *grad, *inputs[BAG_BACKWARD_INPUTS] = {NULL}, *outputs[2] = {NULL, NULL};
+  sheaf_call how = SHEAF_CALL_INIT;
+  int table = (wanted >> TABLE & 1) != 0, weights = (wanted >> WEIGHTS & 1) != 0;
+  sheaf_dtype dtype = table ? likes[TABLE]->dtype : likes[WEIGHTS]->dtype;
+  shf_grad_attrs(forward, table ? likes[TABLE] : forward->inputs[TABLE], attrs);
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], dtype, NULL, &grad));
+  sheaf_status status = SHEAF_OK;
+  if (forward->batch && !shf_grad_is_batched(forward, TABLE))
+    status = merge_bags(forward, grad, attrs, inputs);
+  else
+    keep_bags(forward, grad, inputs, &how);
+  if (status == SHEAF_OK) status = cast_operands(inputs, dtype);
+  if (table) attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
+  if (attrs[SHEAF_EMBEDDING_SPARSE].i) how.include = sheaf_keyset_of(SHEAF_KEY_SPARSE);
+  how.wanted = (table ? 1u : 0) | (weights ? 2u : 0);
+  if (!weights) {
+    shf_drop(&inputs[B_TABLE]);
+    shf_drop(&inputs[B_OUT]);
+  }
+  if (status == SHEAF_OK)
+    status = shf_grad_call(SHEAF_OP_EMBEDDING_BAG_BACKWARD, inputs, BAG_BACKWARD_INPUTS, attrs, SHEAF_EMBEDDING_ATTRS,
+                           &how, outputs, 2);
+  if (status == SHEAF_OK && weights) status = shape_weights_grad(forward, likes[WEIGHTS], &outputs[1]);
+  for (int i = 0; i < BAG_BACKWARD_INPUTS; i++) sheaf_tensor_release(inputs[i]);
+  sheaf_tensor_release(grad);
+  input_grads[TABLE] = outputs[0];
+  input_grads[WEIGHTS] = outputs[1];
+  return status;
+}
+
+/* Gradients of a sum's (unweighted: also a mean's) backward. With G the gradient of the table's gradient and h that of
+ * the weights' gradient:
+ *   of grad_out: the bags of G, plus the bags of the table weighted by h
+ *   of weights:  what the weights' gradient would be with G for the table
+ *   of table:    what the table's gradient would be with h for the weights */
+static sheaf_status bag_of(const sheaf_call *forward, sheaf_tensor *table, sheaf_tensor *weights, sheaf_tensor **out)
+{
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  memcpy(attrs, forward->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_ROWS].i = attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
+  sheaf_tensor *inputs[] = {table, forward->inputs[B_INDICES], forward->inputs[B_OFFSETS], weights};
+  sheaf_tensor *outputs[2] = {NULL, NULL};
+  SHF_TRY(shf_grad_call(SHEAF_OP_EMBEDDING_BAG, inputs, 4, attrs, SHEAF_EMBEDDING_ATTRS, NULL, outputs, 2));
+  *out = outputs[0];
+  return SHEAF_OK;
+}
+
+static sheaf_status bag_backward_of(const sheaf_call *forward, sheaf_tensor *weights, sheaf_tensor *table, int output,
+                                    sheaf_tensor **out)
+{
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  memcpy(attrs, forward->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
+  sheaf_tensor *inputs[BAG_BACKWARD_INPUTS] = {forward->inputs[B_GRAD_OUT], forward->inputs[B_INDICES],
+                                               forward->inputs[B_OFFSETS], weights, table};
+  sheaf_tensor *outputs[2] = {NULL, NULL};
+  sheaf_call how = SHEAF_CALL_INIT;
+  how.wanted = SHF_BIT(output);
+  SHF_TRY(shf_grad_call(SHEAF_OP_EMBEDDING_BAG_BACKWARD, inputs, BAG_BACKWARD_INPUTS, attrs, SHEAF_EMBEDDING_ATTRS,
+                        &how, outputs, 2));
+  *out = outputs[output];
+  return SHEAF_OK;
+}
+
+sheaf_status shf_grad_bag_twice(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)likes;
+  int64_t mode = forward->attrs[SHEAF_EMBEDDING_MODE].i;
+  sheaf_tensor *weights = shf_input(forward, B_WEIGHTS), *table = shf_input(forward, B_TABLE);
+  sheaf_tensor *g = output_grads[0], *h = output_grads[1], *more = NULL;
+  SHF_REQUIRE(mode == SHEAF_MODE_SUM || (mode == SHEAF_MODE_MEAN && !weights), UNSUPPORTED,
+              "a bag of mode %" PRId64 "%s has no gradient of its gradient; sums and means without weights have", mode,
+              weights ? " with weights" : "");
+  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i && !forward->batch, UNSUPPORTED,
+              "bags with scale_grad_by_freq or within vmap have no gradient of their gradient");
+  if ((wanted >> B_GRAD_OUT & 1) && g) SHF_TRY(bag_of(forward, g, weights, &input_grads[B_GRAD_OUT]));
+  if ((wanted >> B_GRAD_OUT & 1) && h) {
+    SHF_TRY(bag_of(forward, table, h, &more));
+    sheaf_tensor *sum = NULL, *first = input_grads[B_GRAD_OUT];
+    sheaf_status status = first ? shf_send_add(first, more, 1, NULL, &sum) : SHEAF_OK;
+    input_grads[B_GRAD_OUT] = first ? sum : more;
+    if (first) {
+      sheaf_tensor_release(first);
+      sheaf_tensor_release(more);
+    }
+    SHF_TRY(status);
+  }
+  if ((wanted >> B_WEIGHTS & 1) && g) SHF_TRY(bag_backward_of(forward, weights, g, 1, &input_grads[B_WEIGHTS]));
+  if ((wanted >> B_TABLE & 1) && h) SHF_TRY(bag_backward_of(forward, h, NULL, 0, &input_grads[B_TABLE]));
+  return SHEAF_OK;
+}

@@ -1,0 +1,306 @@
+/* autograd_formulas.c: the gradients of the built-in ops, in terms of ops. Calls go through the dispatcher from the
+ * top, so that gradients are profiled, traced and, when a graph of the backward is wanted, differentiated. */
+#include <inttypes.h>
+
+#include "layers/autograd_impl.h"
+
+enum { TABLE = 0, INDICES = 1, WEIGHTS = 3 };
+
+/* ---- Small helpers ---- */
+
+/* A call of op with these lists, from the top. */
+sheaf_status shf_grad_call(sheaf_op op, sheaf_tensor *const *inputs, int input_count, const sheaf_attr *attrs,
+                           int attr_count, const sheaf_call *like, sheaf_tensor **outputs, int output_count)
+{
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = op;
+  call.inputs = inputs;
+  call.input_count = input_count;
+  call.attrs = attrs;
+  call.attr_count = attr_count;
+  call.outputs = outputs;
+  call.output_count = output_count;
+  if (like) {
+    call.batch = like->batch;
+    call.batched = like->batched;
+    call.wanted = like->wanted;
+    call.include = like->include;
+  }
+  return sheaf_dispatch(&call);
+}
+
+/* The gradient of an input that all problems of a batch share: the sum over the leading dimension. Takes `each`. */
+sheaf_status shf_grad_sum_problems(sheaf_tensor *each, sheaf_tensor **sum)
+{
+  int64_t flat[] = {each->extent[0], shf_tensor_elements(each) / (each->extent[0] ? each->extent[0] : 1)};
+  sheaf_tensor *rows = NULL, *ids = NULL, *outputs[2] = {NULL, NULL};
+  sheaf_status status = shf_send_reshape(each, 2, flat, NULL, &rows);
+  if (status == SHEAF_OK) status = shf_tensor_make(SHEAF_I64, 1, flat, each, &ids);
+  if (status == SHEAF_OK) status = shf_tensor_clear(ids);
+  if (status == SHEAF_OK) {
+    sheaf_tensor *inputs[] = {rows, ids};
+    sheaf_attr attrs[SHEAF_SEGMENT_ATTRS] = {
+        [SHEAF_SEGMENT_REDUCE].i = SHEAF_REDUCE_SUM, [SHEAF_SEGMENT_SORTED].i = 1, [SHEAF_SEGMENT_SEGMENTS].i = 1};
+    status = shf_grad_call(SHEAF_OP_SEGMENT_REDUCE, inputs, 2, attrs, SHEAF_SEGMENT_ATTRS, NULL, outputs, 2);
+  }
+  if (status == SHEAF_OK) status = shf_send_reshape(outputs[0], each->rank - 1, each->extent + 1, NULL, sum);
+  sheaf_tensor_release(outputs[0]);
+  sheaf_tensor_release(rows);
+  sheaf_tensor_release(ids);
+  sheaf_tensor_release(each);
+  return status;
+}
+
+/* [batch, n, ...] as [batch * n, ...]. */
+sheaf_status shf_grad_merge_leading(sheaf_tensor *t, sheaf_tensor **out)
+{
+  int64_t shape[SHEAF_TENSOR_MAX_RANK];
+  shape[0] = t->extent[0] * t->extent[1];
+  for (int i = 2; i < t->rank; i++) shape[i - 1] = t->extent[i];
+  return shf_send_reshape(t, t->rank - 1, shape, NULL, out);
+}
+
+/* Input `input` of a batched call as one problem of all: [batch * n, ...]. */
+sheaf_status shf_grad_merged_input(const sheaf_call *call, int input, sheaf_tensor **out)
+{
+  sheaf_tensor *each = NULL;
+  *out = NULL;
+  if (!shf_input(call, input)) return SHEAF_OK;
+  if (shf_grad_is_batched(call, input))
+    each = sheaf_tensor_retain(call->inputs[input]);
+  else
+    SHF_TRY(shf_send_expand(call->inputs[input], call->batch, NULL, &each));
+  sheaf_status status = shf_grad_merge_leading(each, out);
+  sheaf_tensor_release(each);
+  return status;
+}
+
+/* How the table's gradient is wanted: by the op's option, or by the leaf. */
+int shf_grad_sparse_kind(const sheaf_call *forward, const sheaf_tensor *like)
+{
+  int64_t asked = forward->attrs[SHEAF_EMBEDDING_SPARSE].i;
+  if (asked) return (int)asked;
+  return like->grad_kind == SHEAF_GRAD_SPARSE ? 1 : like->grad_kind == SHEAF_GRAD_SPARSE_RAW ? 2 : 0;
+}
+
+void shf_grad_attrs(const sheaf_call *forward, const sheaf_tensor *table, sheaf_attr *attrs)
+{
+  memcpy(attrs, forward->attrs, sizeof *attrs * SHEAF_EMBEDDING_ATTRS);
+  attrs[SHEAF_EMBEDDING_OUT_DTYPE].i = 0;
+  attrs[SHEAF_EMBEDDING_ROWS].i = table->extent[shf_grad_is_batched(forward, TABLE)];
+  attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
+}
+
+/* ---- Lookup ---- */
+
+static sheaf_status embedding_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)wanted;
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  sheaf_tensor *grad, *inputs[2] = {NULL, NULL};
+  sheaf_call how = SHEAF_CALL_INIT;
+  shf_grad_attrs(forward, likes[TABLE], attrs);
+  attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
+  if (attrs[SHEAF_EMBEDDING_SPARSE].i) how.include = sheaf_keyset_of(SHEAF_KEY_SPARSE);
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[TABLE]->dtype, NULL, &grad));
+  sheaf_status status = SHEAF_OK;
+  if (forward->batch &&
+      !shf_grad_is_batched(forward, TABLE)) { /* one table for all problems: their entries are its entries */
+    if (attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i)
+      status = shf_core_fail(SHEAF_UNSUPPORTED, "scale_grad_by_freq of a table that %" PRId64 " problems share",
+                             forward->batch);
+    if (status == SHEAF_OK) status = shf_grad_merge_leading(grad, &inputs[0]);
+    if (status == SHEAF_OK) {
+      int64_t all = shf_tensor_elements(forward->inputs[INDICES]);
+      status = shf_send_reshape(forward->inputs[INDICES], 1, &all, NULL, &inputs[1]);
+    }
+  } else {
+    inputs[0] = sheaf_tensor_retain(grad);
+    inputs[1] = sheaf_tensor_retain(forward->inputs[INDICES]);
+    how.batch = forward->batch;
+    how.batched = 1u | (shf_grad_is_batched(forward, INDICES) ? 2u : 0);
+  }
+  if (status == SHEAF_OK)
+    status = shf_grad_call(SHEAF_OP_EMBEDDING_BACKWARD, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how,
+                           &input_grads[TABLE], 1);
+  sheaf_tensor_release(inputs[0]);
+  sheaf_tensor_release(inputs[1]);
+  sheaf_tensor_release(grad);
+  return status;
+}
+
+/* The gradient of embedding_backward: looking up in what comes in. */
+static sheaf_status embedding_double_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)likes;
+  (void)wanted;
+  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i && !forward->batch, UNSUPPORTED,
+              "a lookup with scale_grad_by_freq or within vmap has no gradient of its gradient");
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  memcpy(attrs, forward->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_PADDING].i = SHEAF_PADDING_ZERO;
+  attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
+  attrs[SHEAF_EMBEDDING_ROWS].i = 0;
+  sheaf_tensor *inputs[] = {output_grads[0], forward->inputs[INDICES]};
+  return shf_grad_call(SHEAF_OP_EMBEDDING, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, NULL, &input_grads[0], 1);
+}
+
+/* ---- Segments ---- */
+
+static sheaf_status segment_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)wanted;
+  sheaf_tensor *grad, *each = NULL;
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[0]->dtype, NULL, &grad));
+  sheaf_attr attrs[SHEAF_SEGMENT_ATTRS];
+  memcpy(attrs, forward->attrs, sizeof attrs);
+  attrs[SHEAF_SEGMENT_OUT_DTYPE].i = 0;
+  sheaf_tensor *inputs[] = {grad, forward->inputs[1], forward->inputs[0],
+                            forward->output_count > 1 ? forward->outputs[1] : NULL};
+  sheaf_call how = SHEAF_CALL_INIT;
+  how.batch = forward->batch;
+  how.batched = SHF_BIT(0) | SHF_BIT(3);
+  if (shf_grad_is_batched(forward, 1)) how.batched |= SHF_BIT(1);
+  if (shf_grad_is_batched(forward, 0)) how.batched |= SHF_BIT(2);
+  sheaf_status status =
+      shf_grad_call(SHEAF_OP_SEGMENT_REDUCE_BACKWARD, inputs, 4, attrs, SHEAF_SEGMENT_ATTRS, &how, &each, 1);
+  sheaf_tensor_release(grad);
+  if (status != SHEAF_OK) return status;
+  if (forward->batch && !shf_grad_is_batched(forward, 0)) return shf_grad_sum_problems(each, &input_grads[0]);
+  input_grads[0] = each;
+  return SHEAF_OK;
+}
+
+static sheaf_status segment_double_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)wanted;
+  int64_t reduce = forward->attrs[SHEAF_SEGMENT_REDUCE].i;
+  SHF_REQUIRE((reduce == SHEAF_REDUCE_SUM || reduce == SHEAF_REDUCE_MEAN) && !forward->batch, UNSUPPORTED,
+              "segment_reduce %" PRId64 " has no gradient of its gradient%s; sum (0) and mean (1) have", reduce,
+              forward->batch ? " within vmap" : "");
+  sheaf_attr attrs[SHEAF_SEGMENT_ATTRS];
+  memcpy(attrs, forward->attrs, sizeof attrs);
+  attrs[SHEAF_SEGMENT_SEGMENTS].i = likes[0]->extent[0];
+  sheaf_tensor *inputs[] = {output_grads[0], forward->inputs[1]}, *outputs[2] = {NULL, NULL};
+  SHF_TRY(shf_grad_call(SHEAF_OP_SEGMENT_REDUCE, inputs, 2, attrs, SHEAF_SEGMENT_ATTRS, NULL, outputs, 2));
+  input_grads[0] = outputs[0];
+  return SHEAF_OK;
+}
+
+/* ---- Conversions ---- */
+
+static sheaf_status cast_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)forward;
+  (void)wanted;
+  return shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[0]->dtype, NULL, &input_grads[0]);
+}
+
+static sheaf_status same_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)forward;
+  (void)wanted;
+  (void)likes;
+  input_grads[0] = sheaf_tensor_retain(output_grads[0]);
+  return SHEAF_OK;
+}
+
+static sheaf_status movedim_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)wanted;
+  (void)likes;
+  return sheaf_movedim(output_grads[0], (int)forward->attrs[1].i, (int)forward->attrs[0].i, &input_grads[0]);
+}
+
+static sheaf_status reshape_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)wanted;
+  (void)forward;
+  return shf_send_reshape(output_grads[0], likes[0]->rank, likes[0]->extent, NULL, &input_grads[0]);
+}
+
+static sheaf_status expand_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  (void)wanted;
+  (void)likes;
+  (void)forward;
+  return shf_grad_sum_problems(sheaf_tensor_retain(output_grads[0]), &input_grads[0]);
+}
+
+static sheaf_status add_backward(SHF_GRADIENT_ARGUMENTS)
+{
+  (void)context;
+  sheaf_tensor *grad = output_grads[0];
+  for (int i = 0; i < 2; i++) {
+    if (!(wanted >> i & 1)) continue;
+    if (i == 0 || forward->attrs[0].f == 1) {
+      SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, grad, likes[i]->dtype, NULL, &input_grads[i]));
+      continue;
+    }
+    sheaf_tensor *zeros, *scaled = NULL;
+    SHF_TRY(shf_tensor_make(grad->dtype, grad->rank, grad->extent, grad, &zeros));
+    sheaf_status status = shf_tensor_clear(zeros);
+    if (status == SHEAF_OK) status = shf_send_add(zeros, grad, forward->attrs[0].f, NULL, &scaled);
+    sheaf_tensor_release(zeros);
+    if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, scaled, likes[i]->dtype, NULL, &input_grads[i]);
+    sheaf_tensor_release(scaled);
+    SHF_TRY(status);
+  }
+  return SHEAF_OK;
+}
+
+/* ---- What is saved ---- */
+
+shf_needs shf_gradient_needs(const sheaf_call *call, const sheaf_gradient *gradient, uint32_t wanted)
+{
+  shf_needs needs = {gradient->save_inputs, gradient->save_outputs, 0};
+  if (call->op == SHEAF_OP_EMBEDDING_BAG) {
+    int64_t mode = call->attrs[SHEAF_EMBEDDING_MODE].i;
+    if (mode == SHEAF_MODE_MAX) {
+      needs = (shf_needs){0, SHF_BIT(1), SHF_BIT(1)};
+    } else if (wanted >> WEIGHTS & 1) {
+      needs.inputs |= SHF_BIT(TABLE);
+      if (mode == SHEAF_MODE_MEAN) needs.outputs |= SHF_BIT(0);
+    }
+  } else if (call->op == SHEAF_OP_SEGMENT_REDUCE) {
+    if (call->inputs[0]->form == SHEAF_FORM_NESTED) needs.inputs |= SHF_BIT(0); /* its offsets are the segments */
+    int64_t reduce = call->attrs[SHEAF_SEGMENT_REDUCE].i;
+    int extreme = reduce == SHEAF_REDUCE_MAX || reduce == SHEAF_REDUCE_MIN;
+    if (extreme && call->attrs[SHEAF_SEGMENT_TIES].i == SHEAF_TIES_FIRST) {
+      needs.outputs |= SHF_BIT(1);
+      needs.extra |= SHF_BIT(1);
+    } else if (extreme || reduce == SHEAF_REDUCE_PROD) {
+      needs.inputs |= SHF_BIT(0);
+    }
+  }
+  return needs;
+}
+
+#define GRADIENT(bits, saved, function)                                                                       \
+  {                                                                                                           \
+    .struct_size = sizeof(sheaf_gradient), .differentiable = bits, .save_inputs = saved, .backward = function \
+  }
+
+const sheaf_gradient shf_built_in_gradients[SHEAF_OP_BUILT_IN] = {
+    [SHEAF_OP_EMBEDDING] = GRADIENT(1, 2, embedding_backward),
+    [SHEAF_OP_EMBEDDING_BACKWARD] = GRADIENT(1, 2, embedding_double_backward),
+    [SHEAF_OP_EMBEDDING_BAG] = GRADIENT(1 | 8, 2 | 4 | 8, shf_grad_bag),
+    [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = GRADIENT(1 | 8 | 16, 1 | 2 | 4 | 8 | 16, shf_grad_bag_twice),
+    [SHEAF_OP_SEGMENT_REDUCE] = GRADIENT(1, 2, segment_backward),
+    [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = GRADIENT(1, 2, segment_double_backward),
+    [SHEAF_OP_TO_DENSE] = GRADIENT(1, 0, same_backward),
+    [SHEAF_OP_CAST] = GRADIENT(1, 0, cast_backward),
+    [SHEAF_OP_ADD] = GRADIENT(3, 0, add_backward),
+    [SHEAF_OP_MOVEDIM] = GRADIENT(1, 0, movedim_backward),
+    [SHEAF_OP_RESHAPE] = GRADIENT(1, 0, reshape_backward),
+    [SHEAF_OP_EXPAND] = GRADIENT(1, 0, expand_backward),
+};

@@ -1,0 +1,226 @@
+/* nested_layer.c: the Nested key. A nested tensor is its values and where components begin, so ops work on the values
+ * of all components at once: bags with offsets, lookups whose result has the same offsets, segments by component. */
+#include <inttypes.h>
+
+#include "layers/layers_impl.h"
+
+static int is_nested(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_NESTED; }
+
+/* A nested tensor's values; any other tensor as it is. Borrowed. */
+static sheaf_tensor *values_of(sheaf_tensor *t) { return is_nested(t) ? t->part[0] : t; }
+
+/* The key may be there without such a tensor: then the call goes on as it is. */
+static int has_nested(const sheaf_call *call)
+{
+  for (int i = 0; i < call->input_count; i++)
+    if (is_nested(call->inputs[i])) return 1;
+  return 0;
+}
+
+static sheaf_tensor *offsets_of(sheaf_tensor *t) { return is_nested(t) ? t->part[1] : NULL; }
+
+static sheaf_status check_call(const sheaf_call *call)
+{
+  SHF_REQUIRE(!call->batch, UNSUPPORTED, "%s of nested tensors within vmap", shf_op_name(call));
+  for (int i = 0; i < call->output_count; i++)
+    SHF_REQUIRE(!call->outputs[i] || !is_nested(call->outputs[i]), UNSUPPORTED,
+                "%s: a nested result is made; it cannot be written into a given tensor", shf_op_name(call));
+  return SHEAF_OK;
+}
+
+/* That two nested tensors have the same components. */
+static sheaf_status check_alike(const sheaf_call *call, const sheaf_tensor *a, const sheaf_tensor *b)
+{
+  if (!is_nested(a) || !is_nested(b) || a->part[1] == b->part[1]) return SHEAF_OK;
+  int same = a->extent[0] == b->extent[0] && a->part[0]->extent[0] == b->part[0]->extent[0];
+  int readable = sheaf_keyset_contains(a->part[1]->keys, SHEAF_KEY_CPU);
+  for (int64_t i = 0; same && readable && i <= a->extent[0]; i++)
+    same = shf_index_at(a->part[1], i) == shf_index_at(b->part[1], i);
+  SHF_REQUIRE(same, INVALID_PROBLEM, "%s: nested tensors of %" PRId64 " and %" PRId64 " components differ in lengths",
+              shf_op_name(call), a->extent[0], b->extent[0]);
+  return SHEAF_OK;
+}
+
+/* Sends a call whose first output becomes nested with these offsets (NULL: stays plain). */
+static sheaf_status send_and_wrap(const sheaf_call *call, const sheaf_frame *frame, int output, sheaf_tensor *offsets)
+{
+  if (!offsets) return sheaf_redispatch(call, frame);
+  sheaf_tensor *values[2] = {NULL, NULL};
+  SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "%s: a nested result cannot be written into a given tensor",
+              shf_op_name(call));
+  sheaf_call flat = *call;
+  flat.outputs = values;
+  SHF_TRY(sheaf_redispatch(&flat, frame));
+  sheaf_tensor *wrapped = NULL;
+  sheaf_status status = values[output] ? shf_tensor_nested(values[output], offsets, &wrapped) : SHEAF_OK;
+  sheaf_tensor_release(values[output]);
+  values[output] = wrapped;
+  for (int i = 0; i < call->output_count && i < 2; i++) {
+    if (status == SHEAF_OK && values[i])
+      call->outputs[i] = values[i];
+    else
+      sheaf_tensor_release(values[i]);
+  }
+  return status;
+}
+
+/* ---- Lookups and bags ---- */
+
+static sheaf_status embedding(const sheaf_call *call, const sheaf_frame *frame)
+{
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  SHF_TRY(check_call(call));
+  SHF_REQUIRE(!is_nested(call->inputs[0]), UNSUPPORTED, "embedding: a nested table");
+  sheaf_tensor *inputs[] = {call->inputs[0], values_of(call->inputs[1])};
+  sheaf_call flat = *call;
+  flat.inputs = inputs;
+  return send_and_wrap(&flat, frame, 0, offsets_of(call->inputs[1]));
+}
+
+static sheaf_status embedding_backward(const sheaf_call *call, const sheaf_frame *frame)
+{
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  SHF_TRY(check_call(call));
+  SHF_TRY(check_alike(call, call->inputs[0], call->inputs[1]));
+  sheaf_tensor *inputs[] = {values_of(call->inputs[0]), values_of(call->inputs[1])};
+  sheaf_call flat = *call;
+  flat.inputs = inputs;
+  return sheaf_redispatch(&flat, frame);
+}
+
+/* Forward and backward have indices, offsets and weights at the same places. */
+static sheaf_status bags(const sheaf_call *call, const sheaf_frame *frame)
+{
+  enum { INDICES = 1, OFFSETS = 2, WEIGHTS = 3, MOST = 7 };
+  sheaf_tensor *inputs[MOST] = {NULL}, *indices = shf_input(call, INDICES), *weights = shf_input(call, WEIGHTS);
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  SHF_TRY(check_call(call));
+  for (int i = 0; i < call->input_count; i++)
+    SHF_REQUIRE(!is_nested(call->inputs[i]) || i == INDICES || i == WEIGHTS, UNSUPPORTED, "%s: %s is nested",
+                shf_op_name(call), shf_dispatch_input_name(call->op, i));
+  SHF_REQUIRE(is_nested(indices), INVALID_PROBLEM, "%s: weights are nested, but indices are not", shf_op_name(call));
+  SHF_REQUIRE(!shf_input(call, OFFSETS), INVALID_PROBLEM, "%s: nested indices have their own offsets; others are given",
+              shf_op_name(call));
+  SHF_TRY(check_alike(call, indices, weights));
+  for (int i = 0; i < call->input_count; i++) inputs[i] = values_of(call->inputs[i]);
+  inputs[OFFSETS] = indices->part[1];
+  memcpy(attrs, call->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_BAG_FORM].i = SHEAF_BAGS_OFFSETS_END;
+  sheaf_call flat = *call;
+  flat.inputs = inputs;
+  flat.attrs = attrs;
+  int weights_grad = call->op == SHEAF_OP_EMBEDDING_BAG_BACKWARD && is_nested(weights) && shf_wants(call, 1);
+  return send_and_wrap(&flat, frame, 1, weights_grad ? indices->part[1] : NULL);
+}
+
+/* ---- Segments ---- */
+
+/* The number of its component for every value. */
+static sheaf_status ids_of(const sheaf_tensor *nested, sheaf_tensor **ids)
+{
+  const sheaf_tensor *offsets = nested->part[1];
+  SHF_REQUIRE(!sheaf_keyset_contains(offsets->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
+              "segments of nested data on a CUDA device: give ids");
+  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, nested->part[0]->extent, offsets, ids));
+  int64_t *id = (*ids)->dl.data;
+  for (int64_t c = 0; id && c < nested->extent[0]; c++)
+    for (int64_t i = shf_index_at(offsets, c); i < shf_index_at(offsets, c + 1); i++) id[i] = c;
+  return SHEAF_OK;
+}
+
+/* segment_reduce has its data first, its backward third; ids are second in both. */
+static sheaf_status segments(const sheaf_call *call, const sheaf_frame *frame)
+{
+  int backward = call->op == SHEAF_OP_SEGMENT_REDUCE_BACKWARD, at = backward ? 2 : 0;
+  sheaf_tensor *data = shf_input(call, at), *ids = shf_input(call, 1), *made = NULL, *inputs[4] = {NULL};
+  sheaf_attr attrs[SHEAF_SEGMENT_ATTRS];
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  SHF_TRY(check_call(call));
+  SHF_TRY(check_alike(call, data, ids));
+  memcpy(attrs, call->attrs, sizeof attrs);
+  for (int i = 0; i < call->input_count; i++) inputs[i] = values_of(call->inputs[i]);
+  if (!ids) {
+    SHF_REQUIRE(is_nested(data), INVALID_PROBLEM, "%s: ids are not given", shf_op_name(call));
+    int64_t given = attrs[SHEAF_SEGMENT_SEGMENTS].i;
+    SHF_REQUIRE(given == 0 || given == data->extent[0], INVALID_PROBLEM,
+                "segment_reduce: %" PRId64 " segments, but the data have %" PRId64 " components", given,
+                data->extent[0]);
+    SHF_TRY(ids_of(data, &made));
+    inputs[1] = made;
+    attrs[SHEAF_SEGMENT_SEGMENTS].i = data->extent[0];
+    attrs[SHEAF_SEGMENT_SORTED].i = 1;
+  }
+  sheaf_call flat = *call;
+  flat.inputs = inputs;
+  flat.attrs = attrs;
+  sheaf_status status = send_and_wrap(&flat, frame, 0, backward && is_nested(data) ? data->part[1] : NULL);
+  sheaf_tensor_release(made);
+  return status;
+}
+
+/* ---- Value by value ---- */
+
+static sheaf_status elementwise(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *inputs[2] = {values_of(shf_input(call, 0)), values_of(shf_input(call, 1))};
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  SHF_TRY(check_call(call));
+  if (call->input_count == 2) {
+    SHF_REQUIRE(is_nested(call->inputs[0]) && is_nested(call->inputs[1]), INVALID_PROBLEM,
+                "%s of a nested tensor and one that is not", shf_op_name(call));
+    SHF_TRY(check_alike(call, call->inputs[0], call->inputs[1]));
+  }
+  sheaf_call flat = *call;
+  flat.inputs = inputs;
+  return send_and_wrap(&flat, frame, 0, offsets_of(call->inputs[0]));
+}
+
+static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
+{
+  const sheaf_tensor *t = call->inputs[0], *values = t->part[0], *offsets = t->part[1];
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  SHF_REQUIRE(sheaf_keyset_contains(values->keys, SHEAF_KEY_CPU), UNSUPPORTED,
+              "to_dense of a nested tensor: its longest component is not known without data on the CPU");
+  SHF_REQUIRE(shf_tensor_is_contiguous(values), UNSUPPORTED,
+              "to_dense: the values of a nested tensor must be contiguous");
+  int64_t longest = 0, shape[SHEAF_TENSOR_MAX_RANK], bytes = shf_core_dtype_size(values->dtype);
+  for (int64_t c = 0; c < t->extent[0]; c++) {
+    int64_t length = shf_index_at(offsets, c + 1) - shf_index_at(offsets, c);
+    if (length > longest) longest = length;
+  }
+  memcpy(shape, t->extent, sizeof shape);
+  shape[1] = longest;
+  for (int i = 1; i < values->rank; i++) bytes *= values->extent[i];
+  sheaf_tensor *out;
+  SHF_TRY(shf_tensor_make(t->dtype, t->rank, shape, values, &out));
+  memset(out->dl.data, 0, out->bytes);
+  for (int64_t c = 0; c < t->extent[0]; c++) {
+    int64_t first = shf_index_at(offsets, c), length = shf_index_at(offsets, c + 1) - first;
+    memcpy((char *)out->dl.data + c * longest * bytes, (const char *)shf_data(values) + first * bytes,
+           (size_t)(length * bytes));
+  }
+  return shf_deliver(call, 0, out);
+}
+
+static sheaf_status refuse(const sheaf_call *call, const sheaf_frame *frame)
+{
+  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  return shf_core_fail(SHEAF_UNSUPPORTED, "%s of a nested tensor", shf_op_name(call));
+}
+
+const shf_layer shf_layer_nested = {.kernel = {[SHEAF_OP_EMBEDDING] = embedding,
+                                               [SHEAF_OP_EMBEDDING_BACKWARD] = embedding_backward,
+                                               [SHEAF_OP_EMBEDDING_BAG] = bags,
+                                               [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = bags,
+                                               [SHEAF_OP_SEGMENT_REDUCE] = segments,
+                                               [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = segments,
+                                               [SHEAF_OP_QUANTIZE] = refuse,
+                                               [SHEAF_OP_DEQUANTIZE] = refuse,
+                                               [SHEAF_OP_COALESCE] = refuse,
+                                               [SHEAF_OP_TO_DENSE] = to_dense,
+                                               [SHEAF_OP_CAST] = elementwise,
+                                               [SHEAF_OP_ADD] = elementwise,
+                                               [SHEAF_OP_MOVEDIM] = refuse,
+                                               [SHEAF_OP_RESHAPE] = refuse,
+                                               [SHEAF_OP_EXPAND] = refuse}};

@@ -1,0 +1,50 @@
+/* sparse_impl.h: row numbers made compact: the rows that a call touches, numbered from 0. */
+#ifndef SHF_SPARSE_IMPL_H
+#define SHF_SPARSE_IMPL_H
+
+#include "layers/layers_impl.h"
+
+/* What to do with which entries. */
+typedef struct shf_compact_rule {
+  const char *operand; /* for messages */
+  int64_t rows;        /* of the whole table */
+  int64_t padding;     /* -1: none */
+  int keep_padding;    /* it gets a number like other rows; otherwise it is skipped */
+  int each;            /* every entry gets a row of its own */
+  int absent;          /* -1 is no error (arg of an empty bag) */
+  sheaf_bad_index bad_index;
+} shf_compact_rule;
+
+typedef struct shf_compact {
+  sheaf_tensor *ids;     /* [count], increasing unless `each`; of the type of the indices */
+  sheaf_tensor *indices; /* as the given ones, i64: places in ids, -1 for skipped entries */
+  int64_t count;
+  int64_t padding; /* place of the padding row, -1 */
+} shf_compact;
+
+/* Numbers the rows that `indices` name. Release with shf_compact_free, also after a failure. */
+sheaf_status shf_compact_rows(const sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact);
+void shf_compact_free(shf_compact *compact);
+
+/* Where id is in increasing ids, -1 when it is not. */
+int64_t shf_find_id(const sheaf_tensor *ids, int64_t id);
+
+/* ---- sparse_sums.c ---- */
+
+static inline int shf_is_sparse(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_SPARSE; }
+
+/* Whether an input of the call has this key. */
+int shf_sparse_is_on(const sheaf_call *call, int key);
+sheaf_status shf_sparse_check_host(const sheaf_call *call);
+
+/* The same tensor with increasing ids, and as a dense one. */
+sheaf_status shf_sparse_coalesced(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out);
+sheaf_status shf_sparse_dense(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out);
+
+/* Kernels of the Sparse key. */
+sheaf_status shf_sparse_coalesce(const sheaf_call *call, const sheaf_frame *frame);
+sheaf_status shf_sparse_to_dense(const sheaf_call *call, const sheaf_frame *frame);
+sheaf_status shf_sparse_cast(const sheaf_call *call, const sheaf_frame *frame);
+sheaf_status shf_sparse_add(const sheaf_call *call, const sheaf_frame *frame);
+
+#endif

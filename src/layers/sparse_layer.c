@@ -1,0 +1,215 @@
+/* sparse_layer.c: the Sparse key: row-sparse tables and data as inputs, row-sparse gradients, sums of sparse and dense.
+ *
+ * A call over a row-sparse table touches few rows: they are numbered from 0, gathered (a missing row is zero), and the
+ * call goes on with a small table. A sparse gradient is the same the other way: the dense op on the touched rows only.
+ * That is why a coalesced gradient has the bits of the dense one, and why nothing of the table's size is made. */
+#include <inttypes.h>
+
+#include "layers/sparse_impl.h"
+
+/* ---- Sparse tables ---- */
+
+/* The rows with these (increasing) ids, missing ones as zero: [count, D]. */
+static sheaf_status gather_rows(const sheaf_tensor *sparse, const sheaf_tensor *ids, sheaf_tensor **rows)
+{
+  const sheaf_tensor *values = sparse->part[1];
+  int64_t shape[] = {ids->extent[0], sparse->extent[1]}, size = shf_core_dtype_size(sparse->dtype);
+  SHF_REQUIRE(values->strides[1] == 1, UNSUPPORTED, "rows of a row-sparse tensor must be contiguous");
+  SHF_TRY(shf_tensor_make(sparse->dtype, 2, shape, values, rows));
+  for (int64_t i = 0; i < shape[0]; i++) {
+    int64_t at = shf_find_id(sparse->part[0], shf_index_at(ids, i));
+    char *to = (char *)(*rows)->dl.data + i * shape[1] * size;
+    if (at < 0)
+      memset(to, 0, (size_t)(shape[1] * size));
+    else
+      memcpy(to, (const char *)shf_data(values) + at * values->strides[0] * size, (size_t)(shape[1] * size));
+  }
+  return SHEAF_OK;
+}
+
+/* Places that a maximum names, as numbers of the whole table again. */
+static void restore_arg(sheaf_tensor *arg, const sheaf_tensor *ids)
+{
+  int64_t count = shf_tensor_elements(arg), *place = arg->dl.data; /* i64, as the compact indices are */
+  for (int64_t i = 0; i < count; i++)
+    if (place[i] >= 0) place[i] = shf_index_at(ids, place[i]);
+}
+
+static sheaf_status send_compact(const sheaf_call *call, const sheaf_frame *frame, const shf_compact *compact,
+                                 sheaf_tensor *rows)
+{
+  sheaf_tensor *inputs[4] = {rows, compact->indices, shf_input(call, 2), shf_input(call, 3)};
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  memcpy(attrs, call->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_PADDING_IDX].i = compact->padding;
+  attrs[SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_SKIP; /* checked with the numbers of the whole table */
+  sheaf_call small = *call;
+  small.inputs = inputs;
+  small.attrs = attrs;
+  SHF_TRY(sheaf_redispatch(&small, frame));
+  if (call->op == SHEAF_OP_EMBEDDING_BAG && shf_wants(call, 1)) restore_arg(call->outputs[1], compact->ids);
+  return SHEAF_OK;
+}
+
+/* Shapes and checks of a table without data: those of a dense one. */
+static sheaf_status send_like_dense(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *inputs[4] = {NULL, shf_input(call, 1), shf_input(call, 2), shf_input(call, 3)};
+  SHF_TRY(shf_tensor_make(call->inputs[0]->dtype, 2, call->inputs[0]->extent, call->inputs[0], &inputs[0]));
+  sheaf_call dense = *call;
+  dense.inputs = inputs;
+  sheaf_status status = sheaf_redispatch(&dense, frame);
+  sheaf_tensor_release(inputs[0]);
+  return status;
+}
+
+static sheaf_status lookup(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *table = call->inputs[0], *merged, *rows = NULL;
+  if (!shf_is_sparse(table)) return sheaf_redispatch(call, frame);
+  if (shf_sparse_is_on(call, SHEAF_KEY_META)) return send_like_dense(call, frame);
+  SHF_TRY(shf_sparse_check_host(call));
+  SHF_REQUIRE(!call->outputs[0] || call->op == SHEAF_OP_EMBEDDING || !shf_wants(call, 1) || !call->outputs[1],
+              UNSUPPORTED, "arg of bags over a row-sparse table cannot be written into a given tensor");
+  shf_compact compact = {NULL, NULL, 0, -1};
+  shf_compact_rule rule = {.operand = "indices",
+                           .rows = table->extent[0],
+                           .padding = call->attrs[SHEAF_EMBEDDING_PADDING_IDX].i,
+                           .keep_padding = 1,
+                           .bad_index = (sheaf_bad_index)call->attrs[SHEAF_EMBEDDING_BAD_INDEX].i};
+  SHF_REQUIRE(rule.padding < rule.rows, INVALID_PROBLEM, "padding_idx %" PRId64 " is outside 0..%" PRId64, rule.padding,
+              rule.rows - 1);
+  SHF_TRY(shf_sparse_coalesced(table, frame, &merged));
+  sheaf_status status = shf_compact_rows(call->inputs[1], &rule, &compact);
+  if (status == SHEAF_OK) status = gather_rows(merged, compact.ids, &rows);
+  if (status == SHEAF_OK) status = send_compact(call, frame, &compact, rows);
+  sheaf_tensor_release(rows);
+  sheaf_tensor_release(merged);
+  shf_compact_free(&compact);
+  return status;
+}
+
+/* ---- Ops without a part for sparse tensors ---- */
+
+enum { MOST_INPUTS = 8 };
+
+/* Ops without a part for sparse tensors take them densified. */
+static sheaf_status densify(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *inputs[MOST_INPUTS] = {NULL};
+  sheaf_status status = SHEAF_OK;
+  for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
+    if (shf_is_sparse(call->inputs[i]))
+      status = shf_sparse_dense(call->inputs[i], frame, &inputs[i]);
+    else
+      inputs[i] = sheaf_tensor_retain(call->inputs[i]);
+  }
+  sheaf_call dense = *call;
+  dense.inputs = inputs;
+  if (status == SHEAF_OK) status = sheaf_redispatch(&dense, frame);
+  for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
+  return status;
+}
+
+/* ---- Sparse gradients ---- */
+
+/* Without data, the number of touched rows is not known: at most one for every entry. */
+static sheaf_status meta_gradient(const sheaf_call *call, const sheaf_tensor *index, int64_t rows, int64_t dim,
+                                  sheaf_tensor **out)
+{
+  int64_t count = shf_tensor_elements(index), shape[] = {count < rows ? count : rows, dim};
+  sheaf_tensor *ids, *values = NULL;
+  SHF_TRY(shf_tensor_make(index->dtype, 1, shape, index, &ids));
+  sheaf_status status = shf_tensor_make(call->inputs[0]->dtype, 2, shape, index, &values);
+  if (status == SHEAF_OK) status = shf_tensor_sparse(ids, values, rows, 0, out);
+  sheaf_tensor_release(values);
+  sheaf_tensor_release(ids);
+  return status;
+}
+
+/* The dense op over the touched rows, whose numbers are `compact`. */
+static sheaf_status gradient_rows(const sheaf_call *call, const sheaf_frame *frame, const shf_compact *compact,
+                                  int index, sheaf_tensor **rows)
+{
+  sheaf_tensor *inputs[7] = {NULL}, *outputs[2] = {NULL, NULL};
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  for (int i = 0; i < call->input_count; i++) inputs[i] = call->inputs[i];
+  inputs[index] = compact->indices;
+  memcpy(attrs, call->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_PADDING_IDX].i = -1; /* skipped already, as bad entries are */
+  attrs[SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_SKIP;
+  attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
+  attrs[SHEAF_EMBEDDING_ROWS].i = compact->count;
+  sheaf_call small = *call;
+  small.inputs = inputs;
+  small.outputs = outputs;
+  small.attrs = attrs;
+  small.wanted = 1;
+  SHF_TRY(sheaf_redispatch(&small, frame));
+  *rows = outputs[0];
+  return SHEAF_OK;
+}
+
+/* The gradient of weights needs the table's own rows: a second, dense call. */
+static sheaf_status weights_gradient(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  memcpy(attrs, call->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
+  sheaf_call dense = *call;
+  dense.attrs = attrs;
+  dense.wanted = 2;
+  return sheaf_redispatch(&dense, frame);
+}
+
+static sheaf_status gradient(const sheaf_call *call, const sheaf_frame *frame)
+{
+  int64_t kind = call->attrs[SHEAF_EMBEDDING_SPARSE].i, rows_of_table = call->attrs[SHEAF_EMBEDDING_ROWS].i;
+  int bag = call->op == SHEAF_OP_EMBEDDING_BAG_BACKWARD;
+  int max = bag && call->attrs[SHEAF_EMBEDDING_MODE].i == SHEAF_MODE_MAX, index = max ? 6 : 1;
+  if (!kind || !shf_wants(call, 0)) return densify(call, frame);
+  SHF_TRY(shf_sparse_check_host(call));
+  SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "a row-sparse gradient cannot be written into a given tensor");
+  SHF_REQUIRE(shf_input(call, index), INVALID_PROBLEM, "%s: %s is not given", shf_op_name(call),
+              max ? "arg" : "indices");
+  const sheaf_tensor *grad_out = call->inputs[0];
+  if (shf_sparse_is_on(call, SHEAF_KEY_META))
+    return meta_gradient(call, call->inputs[index], rows_of_table, grad_out->extent[grad_out->rank - 1],
+                         &call->outputs[0]);
+  int each = kind == 2 && !max && !call->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i;
+  shf_compact compact;
+  shf_compact_rule rule = {.operand = max ? "arg" : "indices",
+                           .rows = rows_of_table,
+                           .padding = max ? -1 : call->attrs[SHEAF_EMBEDDING_PADDING_IDX].i,
+                           .each = each,
+                           .absent = max,
+                           .bad_index = (sheaf_bad_index)call->attrs[SHEAF_EMBEDDING_BAD_INDEX].i};
+  sheaf_tensor *rows = NULL, *sparse = NULL;
+  sheaf_status status = shf_compact_rows(call->inputs[index], &rule, &compact);
+  if (status == SHEAF_OK) status = gradient_rows(call, frame, &compact, index, &rows);
+  if (status == SHEAF_OK) status = shf_tensor_sparse(compact.ids, rows, rows_of_table, !each, &sparse);
+  if (status == SHEAF_OK && shf_wants(call, 1)) status = weights_gradient(call, frame);
+  if (status == SHEAF_OK)
+    call->outputs[0] = sparse;
+  else
+    sheaf_tensor_release(sparse);
+  sheaf_tensor_release(rows);
+  shf_compact_free(&compact);
+  return status;
+}
+
+const shf_layer shf_layer_sparse = {.kernel = {[SHEAF_OP_EMBEDDING] = lookup,
+                                               [SHEAF_OP_EMBEDDING_BACKWARD] = gradient,
+                                               [SHEAF_OP_EMBEDDING_BAG] = lookup,
+                                               [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = gradient,
+                                               [SHEAF_OP_SEGMENT_REDUCE] = densify,
+                                               [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = densify,
+                                               [SHEAF_OP_QUANTIZE] = densify,
+                                               [SHEAF_OP_DEQUANTIZE] = densify,
+                                               [SHEAF_OP_COALESCE] = shf_sparse_coalesce,
+                                               [SHEAF_OP_TO_DENSE] = shf_sparse_to_dense,
+                                               [SHEAF_OP_CAST] = shf_sparse_cast,
+                                               [SHEAF_OP_ADD] = shf_sparse_add,
+                                               [SHEAF_OP_MOVEDIM] = densify,
+                                               [SHEAF_OP_RESHAPE] = densify,
+                                               [SHEAF_OP_EXPAND] = densify}};

@@ -1,0 +1,213 @@
+/* sparse_sums.c: row-sparse tensors coalesced, made dense, cast, and added to each other and to dense ones. */
+#include "layers/sparse_impl.h"
+
+int shf_sparse_is_on(const sheaf_call *call, int key)
+{
+  for (int i = 0; i < call->input_count; i++)
+    if (call->inputs[i] && sheaf_keyset_contains(call->inputs[i]->keys, key)) return 1;
+  return 0;
+}
+
+/* Rows are sorted and gathered on the host. */
+sheaf_status shf_sparse_check_host(const sheaf_call *call)
+{
+  SHF_REQUIRE(!shf_sparse_is_on(call, SHEAF_KEY_CUDA), UNSUPPORTED, "%s of row-sparse tensors on a CUDA device",
+              shf_op_name(call));
+  SHF_REQUIRE(!call->batch, UNSUPPORTED, "%s of row-sparse tensors within vmap", shf_op_name(call));
+  return SHEAF_OK;
+}
+
+/* ---- Sums ---- */
+
+/* The sum of rows by place, [count, D]: what the backward of a lookup is. */
+static sheaf_status sum_rows(sheaf_tensor *values, sheaf_tensor *places, int64_t count, const sheaf_frame *frame,
+                             sheaf_tensor **out)
+{
+  sheaf_tensor *inputs[] = {values, places};
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1,
+                                             [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_ERROR,
+                                             [SHEAF_EMBEDDING_ROWS].i = count};
+  sheaf_call call = SHEAF_CALL_INIT;
+  *out = NULL;
+  call.op = SHEAF_OP_EMBEDDING_BACKWARD;
+  call.inputs = inputs;
+  call.input_count = 2;
+  call.outputs = out;
+  call.output_count = 1;
+  call.attrs = attrs;
+  call.attr_count = SHEAF_EMBEDDING_ATTRS;
+  return sheaf_redispatch(&call, frame);
+}
+
+sheaf_status shf_sparse_coalesced(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out)
+{
+  if (sparse->coalesced || sheaf_keyset_contains(sparse->keys, SHEAF_KEY_META)) {
+    *out = sheaf_tensor_retain(sparse);
+    return SHEAF_OK;
+  }
+  shf_compact compact;
+  shf_compact_rule rule = {.operand = "ids", .rows = sparse->extent[0], .padding = -1};
+  sheaf_tensor *rows = NULL;
+  *out = NULL;
+  sheaf_status status = shf_compact_rows(sparse->part[0], &rule, &compact);
+  if (status == SHEAF_OK) status = sum_rows(sparse->part[1], compact.indices, compact.count, frame, &rows);
+  if (status == SHEAF_OK) status = shf_tensor_sparse(compact.ids, rows, sparse->extent[0], 1, out);
+  sheaf_tensor_release(rows);
+  shf_compact_free(&compact);
+  return status;
+}
+
+sheaf_status shf_sparse_coalesce(const sheaf_call *call, const sheaf_frame *frame)
+{
+  SHF_REQUIRE(shf_is_sparse(call->inputs[0]), INVALID_PROBLEM, "coalesce: a row-sparse tensor is needed");
+  SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "coalesce makes its result; it cannot be written into a given tensor");
+  return shf_sparse_coalesced(call->inputs[0], frame, &call->outputs[0]);
+}
+
+sheaf_status shf_sparse_dense(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out)
+{
+  return sum_rows(sparse->part[1], sparse->part[0], sparse->extent[0], frame, out);
+}
+
+sheaf_status shf_sparse_to_dense(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *dense;
+  if (!shf_is_sparse(call->inputs[0])) return sheaf_redispatch(call, frame);
+  SHF_TRY(shf_sparse_dense(call->inputs[0], frame, &dense));
+  return shf_deliver(call, 0, dense);
+}
+
+sheaf_status shf_sparse_cast(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *t = call->inputs[0], *rows;
+  if (!shf_is_sparse(t)) return sheaf_redispatch(call, frame);
+  SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "a cast row-sparse tensor cannot be written into a given one");
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, t->part[1], (sheaf_dtype)call->attrs[0].i, frame, &rows));
+  sheaf_status status = shf_tensor_sparse(t->part[0], rows, t->extent[0], t->coalesced, &call->outputs[0]);
+  sheaf_tensor_release(rows);
+  return status;
+}
+
+/* ---- Addition ---- */
+
+/* A dense copy, or the caller's output filled with `t`. */
+static sheaf_status copy_into_output(const sheaf_call *call, sheaf_tensor *t, sheaf_tensor **out)
+{
+  *out = sheaf_tensor_retain(call->outputs[0]);
+  if (*out == t) return SHEAF_OK;
+  if (!*out) SHF_TRY(shf_tensor_make(t->dtype, t->rank, t->extent, t, out));
+  sheaf_call copy = SHEAF_CALL_INIT;
+  sheaf_attr dtype = {.i = t->dtype};
+  copy.op = SHEAF_OP_CAST;
+  copy.inputs = &t;
+  copy.outputs = out;
+  copy.attrs = &dtype;
+  copy.input_count = copy.output_count = copy.attr_count = 1;
+  sheaf_status status = sheaf_dispatch_to(&copy, SHEAF_KEY_CPU);
+  if (status != SHEAF_OK) shf_drop(out);
+  return status;
+}
+
+/* Adds the rows of a coalesced tensor to those of a dense one, row by row. */
+static sheaf_status add_rows(sheaf_tensor *dense, const sheaf_tensor *sparse, double alpha)
+{
+  const sheaf_tensor *ids = sparse->part[0], *rows = sparse->part[1];
+  SHF_REQUIRE(dense->strides[1] == 1 && rows->strides[1] == 1, UNSUPPORTED,
+              "add: the last dimension must be contiguous");
+  int64_t size = shf_core_dtype_size(dense->dtype);
+  sheaf_tensor to = {.rank = 1, .dtype = dense->dtype}, from = {.rank = 1, .dtype = dense->dtype};
+  to.extent[0] = from.extent[0] = dense->extent[1];
+  to.strides[0] = from.strides[0] = 1;
+  to.dl.ndim = from.dl.ndim = 1;
+  to.dl.shape = to.extent;
+  from.dl.shape = from.extent;
+  for (int64_t i = 0; i < ids->extent[0]; i++) {
+    to.dl.data = (char *)shf_data(dense) + shf_index_at(ids, i) * dense->strides[0] * size;
+    from.dl.data = (char *)shf_data(rows) + i * rows->strides[0] * size;
+    shf_add_scaled(&to, &from, alpha, &to);
+  }
+  return SHEAF_OK;
+}
+
+static sheaf_status add_to_dense(const sheaf_call *call, sheaf_tensor *dense, sheaf_tensor *sparse, double alpha,
+                                 const sheaf_frame *frame)
+{
+  sheaf_tensor *merged, *out = NULL;
+  SHF_TRY(shf_sparse_coalesced(sparse, frame, &merged));
+  sheaf_status status = copy_into_output(call, dense, &out);
+  if (status == SHEAF_OK) status = add_rows(out, merged, alpha);
+  sheaf_tensor_release(merged);
+  if (status != SHEAF_OK) {
+    sheaf_tensor_release(out);
+    return status;
+  }
+  if (call->outputs[0]) {
+    sheaf_tensor_written(out);
+    sheaf_tensor_release(out);
+  } else {
+    call->outputs[0] = out;
+  }
+  return SHEAF_OK;
+}
+
+/* Both lists, one after the other. */
+static sheaf_status join(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor **out)
+{
+  int64_t first = a->part[0]->extent[0], count = first + b->part[0]->extent[0], dim = a->extent[1];
+  int64_t shape[] = {count, dim};
+  sheaf_tensor *ids = NULL, *rows = NULL, *zeros = NULL;
+  const sheaf_tensor *lists[] = {a, b};
+  sheaf_status status = shf_tensor_make(SHEAF_I64, 1, &count, a->part[0], &ids);
+  if (status == SHEAF_OK) status = shf_tensor_make(a->dtype, 2, shape, a->part[1], &rows);
+  int64_t size = shf_core_dtype_size(a->dtype), at = 0;
+  for (int l = 0; status == SHEAF_OK && l < 2; l++) {
+    const sheaf_tensor *from = lists[l];
+    for (int64_t i = 0; i < from->part[0]->extent[0]; i++, at++) {
+      ((int64_t *)ids->dl.data)[at] = shf_index_at(from->part[0], i);
+      memcpy((char *)rows->dl.data + at * dim * size,
+             (char *)shf_data(from->part[1]) + i * from->part[1]->strides[0] * size, (size_t)(dim * size));
+    }
+  }
+  if (status == SHEAF_OK && alpha != 1 && count > first) { /* the second list is scaled where it lies */
+    int64_t own[] = {count - first, dim};
+    sheaf_tensor scaled = {.rank = 2, .dtype = a->dtype, .extent = {own[0], dim}, .strides = {dim, 1}};
+    scaled.dl.ndim = 2;
+    scaled.dl.shape = scaled.extent;
+    scaled.dl.data = (char *)rows->dl.data + first * dim * size;
+    status = shf_tensor_make(a->dtype, 2, own, rows, &zeros);
+    if (status == SHEAF_OK) {
+      memset(zeros->dl.data, 0, zeros->bytes);
+      shf_add_scaled(zeros, &scaled, alpha, &scaled);
+    }
+  }
+  if (status == SHEAF_OK) status = shf_tensor_sparse(ids, rows, a->extent[0], 0, out);
+  sheaf_tensor_release(zeros);
+  sheaf_tensor_release(ids);
+  sheaf_tensor_release(rows);
+  return status;
+}
+
+sheaf_status shf_sparse_add(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *a = call->inputs[0], *b = call->inputs[1], *dense;
+  char left[120], right[120];
+  if (!shf_is_sparse(a) && !shf_is_sparse(b)) return sheaf_redispatch(call, frame);
+  SHF_TRY(shf_sparse_check_host(call));
+  SHF_REQUIRE(a->dtype == b->dtype && a->rank == b->rank && a->extent[0] == b->extent[0] &&
+                  a->extent[1] == b->extent[1],
+              INVALID_PROBLEM, "add: %s %s and %s %s are not of one type and shape", sheaf_dtype_name(a->dtype),
+              shf_shape_text(a, left, sizeof left), sheaf_dtype_name(b->dtype), shf_shape_text(b, right, sizeof right));
+  SHF_REQUIRE(!shf_sparse_is_on(call, SHEAF_KEY_META), UNSUPPORTED, "add of row-sparse tensors without data");
+  if (shf_is_sparse(a) && shf_is_sparse(b)) {
+    SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "a sum of row-sparse tensors cannot be written into a given one");
+    return join(a, b, call->attrs[0].f, &call->outputs[0]);
+  }
+  if (shf_is_sparse(b)) return add_to_dense(call, a, b, call->attrs[0].f, frame);
+  SHF_TRY(shf_sparse_dense(a, frame, &dense));
+  sheaf_call changed = *call;
+  sheaf_tensor *inputs[] = {dense, b};
+  changed.inputs = inputs;
+  sheaf_status status = sheaf_redispatch(&changed, frame);
+  sheaf_tensor_release(dense);
+  return status;
+}

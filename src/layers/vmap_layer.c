@@ -1,0 +1,247 @@
+/* vmap_layer.c: the Vmap key: hidden dimensions become the batch of one plan run.
+ *
+ * All levels of all inputs are handled at once: a tensor that has every level has them as its leading dimensions, which
+ * are merged into one; one that has none is shared by all problems; one that has some of them is repeated. */
+#include <inttypes.h>
+
+#include "layers/layers_impl.h"
+
+enum { MOST_INPUTS = 8, MOST_OUTPUTS = 2 };
+
+typedef struct levels {
+  int count;
+  int level[SHF_MAX_LEVELS];
+  int64_t extent[SHF_MAX_LEVELS];
+  int64_t problems;
+} levels;
+
+static int is_batched(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_BATCHED; }
+
+/* Adds a level, keeping them in order. */
+static sheaf_status add_level(levels *all, int level, int64_t extent, const sheaf_call *call)
+{
+  int at = 0;
+  while (at < all->count && all->level[at] < level) at++;
+  if (at < all->count && all->level[at] == level) {
+    SHF_REQUIRE(all->extent[at] == extent, INVALID_PROBLEM, "%s: vmap level %d has extent %" PRId64 " and %" PRId64,
+                shf_op_name(call), level, all->extent[at], extent);
+    return SHEAF_OK;
+  }
+  for (int i = all->count++; i > at; i--) {
+    all->level[i] = all->level[i - 1];
+    all->extent[i] = all->extent[i - 1];
+  }
+  all->level[at] = level;
+  all->extent[at] = extent;
+  return SHEAF_OK;
+}
+
+static sheaf_status find_levels(const sheaf_call *call, levels *all)
+{
+  *all = (levels){.problems = 1};
+  SHF_REQUIRE(call->input_count <= MOST_INPUTS && call->output_count <= MOST_OUTPUTS, UNSUPPORTED,
+              "%s has %d inputs; vmap takes %d", shf_op_name(call), call->input_count, MOST_INPUTS);
+  for (int i = 0; i < call->input_count; i++) {
+    const sheaf_tensor *t = call->inputs[i];
+    for (int l = 0; is_batched(t) && l < t->levels; l++)
+      SHF_TRY(add_level(all, t->level[l], t->part[0]->extent[l], call));
+  }
+  for (int i = 0; all->count > 0 && i < call->output_count; i++)
+    SHF_REQUIRE(!call->outputs[i], UNSUPPORTED,
+                "%s: a batched result is made; it cannot be written into a given tensor", shf_op_name(call));
+  for (int i = 0; i < all->count; i++) all->problems *= all->extent[i];
+  return SHEAF_OK;
+}
+
+/* ---- Inputs ---- */
+
+/* Brings the missing levels in, from the innermost out: [.., lower levels, rest] gets a dimension at its place. */
+static sheaf_status insert_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame,
+                                  sheaf_tensor **out)
+{
+  sheaf_tensor *now = sheaf_tensor_retain(t->part[0]), *next = NULL;
+  sheaf_status status = SHEAF_OK;
+  for (int l = 0, own = 0; status == SHEAF_OK && l < all->count; l++) {
+    if (own < t->levels && t->level[own] == all->level[l]) {
+      own++;
+      continue;
+    }
+    status = shf_send_expand(now, all->extent[l], frame, &next);
+    sheaf_tensor_release(now);
+    now = next;
+    if (status != SHEAF_OK || l == 0) continue;
+    sheaf_attr move[] = {{.i = 0}, {.i = l}};
+    sheaf_call call = SHEAF_CALL_INIT;
+    call.op = SHEAF_OP_MOVEDIM;
+    call.inputs = &now;
+    call.attrs = move;
+    call.input_count = call.output_count = 1;
+    call.attr_count = 2;
+    next = NULL;
+    call.outputs = &next;
+    status = sheaf_redispatch(&call, frame);
+    sheaf_tensor_release(now);
+    now = next;
+  }
+  *out = now;
+  return status;
+}
+
+/* An input with all levels, as leading dimensions. */
+static sheaf_status with_all_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame,
+                                    sheaf_tensor **out)
+{
+  *out = NULL;
+  if (t->levels != all->count) return insert_levels(t, all, frame, out);
+  *out = sheaf_tensor_retain(t->part[0]);
+  return SHEAF_OK;
+}
+
+/* ... merged into one. */
+static sheaf_status merge_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame, sheaf_tensor **out)
+{
+  sheaf_tensor *full;
+  *out = NULL;
+  SHF_TRY(with_all_levels(t, all, frame, &full));
+  int64_t shape[SHEAF_TENSOR_MAX_RANK] = {all->problems};
+  int rank = full->rank - all->count + 1;
+  for (int i = 1; i < rank; i++) shape[i] = full->extent[i + all->count - 1];
+  sheaf_status status = shf_send_reshape(full, rank, shape, frame, out);
+  sheaf_tensor_release(full);
+  return status;
+}
+
+/* ---- Outputs ---- */
+
+/* Splits the merged dimension again, and hides all levels. Takes the reference. */
+static sheaf_status wrap(sheaf_tensor *result, const levels *all, int merged, const sheaf_frame *frame,
+                         sheaf_tensor **out)
+{
+  if (!merged || all->count == 1) return shf_tensor_batched(result, all->count, all->level, out);
+  int64_t shape[SHEAF_TENSOR_MAX_RANK];
+  int rank = result->rank + all->count - 1;
+  sheaf_tensor *split = NULL;
+  sheaf_status status = SHEAF_OK;
+  if (rank > SHEAF_TENSOR_MAX_RANK)
+    status = shf_core_fail(SHEAF_INVALID_PROBLEM, "vmap: a result of %d dimensions", rank);
+  for (int i = 0; status == SHEAF_OK && i < rank; i++)
+    shape[i] = i < all->count ? all->extent[i] : result->extent[i - all->count + 1];
+  if (status == SHEAF_OK) status = shf_send_reshape(result, rank, shape, frame, &split);
+  sheaf_tensor_release(result);
+  return status == SHEAF_OK ? shf_tensor_batched(split, all->count, all->level, out) : status;
+}
+
+static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, const levels *all, int merged,
+                             const sheaf_frame *frame)
+{
+  sheaf_tensor *wrapped[MOST_OUTPUTS] = {NULL, NULL};
+  sheaf_status status = SHEAF_OK;
+  int count = call->output_count < MOST_OUTPUTS ? call->output_count : MOST_OUTPUTS;
+  for (int i = 0; i < count; i++) {
+    if (status == SHEAF_OK && results[i])
+      status = wrap(results[i], all, merged, frame, &wrapped[i]);
+    else
+      sheaf_tensor_release(results[i]);
+  }
+  for (int i = 0; i < count; i++) {
+    if (status == SHEAF_OK)
+      call->outputs[i] = wrapped[i];
+    else
+      sheaf_tensor_release(wrapped[i]);
+  }
+  return status;
+}
+
+/* ---- The ops ---- */
+
+/* Ops that are plans: one run, whose batch are all problems. */
+static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
+{
+  levels all;
+  sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
+  SHF_REQUIRE(!call->batch, INVALID_PROBLEM, "%s: batched tensors in a call that is a batch itself", shf_op_name(call));
+  SHF_TRY(find_levels(call, &all));
+  if (all.count == 0) return sheaf_redispatch(call, frame); /* the key without such a tensor */
+  SHF_REQUIRE(all.problems > 0, UNSUPPORTED, "%s: vmap over an extent of 0", shf_op_name(call));
+  sheaf_call batch = *call;
+  batch.batch = all.problems;
+  sheaf_status status = SHEAF_OK;
+  uint32_t own = 0; /* inputs that are made here; the others are borrowed */
+  for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
+    inputs[i] = call->inputs[i];
+    if (!is_batched(inputs[i])) continue;
+    batch.batched |= SHF_BIT(i);
+    inputs[i] = inputs[i]->part[0];
+    if (all.count == 1) continue;
+    own |= SHF_BIT(i);
+    status = merge_levels(call->inputs[i], &all, frame, &inputs[i]);
+  }
+  batch.inputs = inputs;
+  batch.outputs = results;
+  if (status == SHEAF_OK) status = sheaf_redispatch(&batch, frame);
+  for (int i = 0; own >> i; i++)
+    if (own >> i & 1) sheaf_tensor_release(inputs[i]);
+  return status == SHEAF_OK ? hand_out(call, results, &all, 1, frame) : status;
+}
+
+/* Ops on each element or row: the hidden dimensions are like others. */
+static sheaf_status as_one(const sheaf_call *call, const sheaf_frame *frame)
+{
+  levels all;
+  sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
+  SHF_TRY(find_levels(call, &all));
+  if (all.count == 0) return sheaf_redispatch(call, frame);
+  sheaf_status status = SHEAF_OK;
+  for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
+    sheaf_tensor *t = call->inputs[i], unbatched = {.levels = 0};
+    unbatched.part[0] = t;
+    if (t) status = with_all_levels(is_batched(t) ? t : &unbatched, &all, frame, &inputs[i]);
+  }
+  sheaf_attr attrs[2];
+  sheaf_call one = *call;
+  one.inputs = inputs;
+  one.outputs = results;
+  if (call->op == SHEAF_OP_MOVEDIM) {
+    for (int i = 0; i < 2; i++) attrs[i].i = call->attrs[i].i < 0 ? -1 : call->attrs[i].i + all.count;
+    one.attrs = attrs;
+  }
+  if (status == SHEAF_OK) status = sheaf_redispatch(&one, frame);
+  for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
+  return status == SHEAF_OK ? hand_out(call, results, &all, 0, frame) : status;
+}
+
+static sheaf_status unbatch(const sheaf_call *call, const sheaf_frame *frame)
+{
+  sheaf_tensor *t = call->inputs[0];
+  (void)frame;
+  SHF_REQUIRE(is_batched(t) && t->level[t->levels - 1] == call->attrs[0].i, INVALID_PROBLEM,
+              "unbatch of level %" PRId64 ": the tensor's highest level is %d", call->attrs[0].i,
+              is_batched(t) ? t->level[t->levels - 1] : 0);
+  if (t->levels == 1) {
+    call->outputs[0] = sheaf_tensor_retain(t->part[0]);
+    return SHEAF_OK;
+  }
+  return shf_tensor_batched(sheaf_tensor_retain(t->part[0]), t->levels - 1, t->level, &call->outputs[0]);
+}
+
+static sheaf_status refuse(const sheaf_call *call, const sheaf_frame *frame)
+{
+  (void)frame;
+  return shf_core_fail(SHEAF_UNSUPPORTED, "%s has no rule for vmap", shf_op_name(call));
+}
+
+const shf_layer shf_layer_vmap = {.any = refuse,
+                                  .kernel = {[SHEAF_OP_EMBEDDING] = as_batch,
+                                             [SHEAF_OP_EMBEDDING_BACKWARD] = as_batch,
+                                             [SHEAF_OP_EMBEDDING_BAG] = as_batch,
+                                             [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = as_batch,
+                                             [SHEAF_OP_SEGMENT_REDUCE] = as_batch,
+                                             [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = as_batch,
+                                             [SHEAF_OP_QUANTIZE] = as_one,
+                                             [SHEAF_OP_DEQUANTIZE] = as_one,
+                                             [SHEAF_OP_TO_DENSE] = as_one,
+                                             [SHEAF_OP_CAST] = as_one,
+                                             [SHEAF_OP_ADD] = as_one,
+                                             [SHEAF_OP_MOVEDIM] = as_one,
+                                             [SHEAF_OP_BATCH] = shf_plain_batch,
+                                             [SHEAF_OP_UNBATCH] = unbatch}};
