@@ -5,6 +5,7 @@
  *   tensor.h  how memory is handed in: DLPack tensors
  *   plan.h    describe a problem, select a kernel, run it
  *   io.h      tables in safetensors and npy files
+ *   shard.h   tables spread over ranks
  */
 #ifndef SHEAF_SHEAF_H
 #define SHEAF_SHEAF_H
@@ -12,6 +13,7 @@
 #include "base.h"
 #include "io.h"
 #include "plan.h"
+#include "shard.h"
 #include "tensor.h"
 
 #endif
