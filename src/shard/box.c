@@ -56,31 +56,58 @@ static int64_t place(const shf_box *part, const shf_box *box, int64_t *strides)
   return at;
 }
 
-void shf_box_copy(const shf_box *part, const shf_box *from, const char *source, const shf_box *to, char *target,
-                  int64_t cell)
+void shf_box_walk(const shf_box *part, const shf_box *from, const shf_box *to, shf_box_visit *visit, void *context)
 {
   if (shf_box_count(part) == 0) return;
   int64_t from_stride[MAX_RANK], to_stride[MAX_RANK], at[MAX_RANK] = {0};
-  source += place(part, from, from_stride) * cell;
-  target += place(part, to, to_stride) * cell;
-  /* The innermost dimensions that are whole on both sides are one run of bytes. */
+  int64_t source = place(part, from, from_stride), target = place(part, to, to_stride);
+  /* The innermost dimensions that are whole on both sides are one run. */
   int outer = part->rank;
-  int64_t run = cell;
-  while (outer > 0 && from_stride[outer - 1] * cell == run && to_stride[outer - 1] * cell == run) {
+  int64_t run = 1;
+  while (outer > 0 && from_stride[outer - 1] == run && to_stride[outer - 1] == run) {
     outer--;
     run *= part->hi[outer] - part->lo[outer];
   }
   for (;;) {
-    memcpy(target, source, (size_t)run);
+    visit(context, source, target, run);
     int d = outer - 1;
     for (; d >= 0; d--) {
-      source += from_stride[d] * cell;
-      target += to_stride[d] * cell;
+      source += from_stride[d];
+      target += to_stride[d];
       if (++at[d] < part->hi[d] - part->lo[d]) break;
-      source -= at[d] * from_stride[d] * cell;
-      target -= at[d] * to_stride[d] * cell;
+      source -= at[d] * from_stride[d];
+      target -= at[d] * to_stride[d];
       at[d] = 0;
     }
     if (d < 0) return;
   }
+}
+
+int64_t shf_box_piece(const shf_box *part, const shf_box *box)
+{
+  int64_t stride[MAX_RANK], run = 1;
+  int64_t at = place(part, box, stride);
+  int d = part->rank;
+  for (; d > 0 && stride[d - 1] == run; d--) run *= part->hi[d - 1] - part->lo[d - 1];
+  for (; d > 0; d--)
+    if (part->hi[d - 1] - part->lo[d - 1] != 1) return -1;
+  return at;
+}
+
+typedef struct copy {
+  const char *source;
+  char *target;
+  int64_t cell;
+} copy;
+
+static void copy_run(void *context, int64_t from_cell, int64_t to_cell, int64_t cells)
+{
+  const copy *c = context;
+  memcpy(c->target + to_cell * c->cell, c->source + from_cell * c->cell, (size_t)(cells * c->cell));
+}
+
+void shf_box_copy(const shf_box *part, const shf_box *from, const char *source, const shf_box *to, char *target,
+                  int64_t cell)
+{
+  shf_box_walk(part, from, to, copy_run, &(copy){source, target, cell});
 }

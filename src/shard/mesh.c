@@ -1,7 +1,7 @@
 /* shard/mesh.c: meshes of ranks. */
 #include <string.h>
 
-#include "shard/shard_impl.h"
+#include "shard/move.h"
 
 sheaf_status shf_shard_check_struct(const void *given, size_t known, const char *what)
 {
@@ -33,13 +33,23 @@ sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm,
   if (!made) return shf_core_no_memory("a mesh", sizeof *made);
   *made = (sheaf_mesh){.dims = dims, .ranks = ranks, .rank = comm ? sheaf_comm_rank(comm) : -1, .comm = comm};
   memcpy(made->size, sizes, (size_t)dims * sizeof *sizes);
+  if (comm) {
+    made->scratch_bytes = (size_t)ranks * (sizeof(shf_record) + 2 * sizeof(shf_message));
+    made->scratch = shf_core_alloc(made->scratch_bytes);
+    if (!made->scratch) {
+      shf_core_free(made, sizeof *made);
+      return shf_core_no_memory("a mesh", (size_t)ranks * (sizeof(shf_record) + 2 * sizeof(shf_message)));
+    }
+  }
   *mesh = made;
   return SHEAF_OK;
 }
 
 void sheaf_mesh_free(sheaf_mesh *mesh)
 {
-  if (mesh) shf_core_free(mesh, sizeof *mesh);
+  if (!mesh) return;
+  if (mesh->scratch) shf_core_free(mesh->scratch, mesh->scratch_bytes);
+  shf_core_free(mesh, sizeof *mesh);
 }
 
 int sheaf_mesh_dims(const sheaf_mesh *mesh) { return mesh ? mesh->dims : 0; }

@@ -19,6 +19,8 @@ struct sheaf_mesh {
   int64_t ranks;
   int64_t rank; /* -1: abstract */
   sheaf_comm *comm;
+  char *scratch; /* over a communicator: a record per rank, and two lists of messages (agree.c, exchange.c) */
+  size_t scratch_bytes;
 };
 
 /* ---- Boxes: mesh.c, box.c --------------------------------------------------------------------------------------- */
@@ -41,9 +43,17 @@ shf_box shf_shard_box(const sheaf_mesh *mesh, const sheaf_placement *placements,
 int64_t shf_box_count(const shf_box *box);
 shf_box shf_box_meet(const shf_box *a, const shf_box *b);
 
-/* Copies `part` between two buffers that hold the boxes `from` and `to`, cells of `cell` bytes. */
+/* Calls `visit` for every run of cells of `part` that lies in one piece both in a buffer that holds `from` and in one that
+ * holds `to`: where the run begins in either, in cells. */
+typedef void shf_box_visit(void *context, int64_t from_cell, int64_t to_cell, int64_t cells);
+void shf_box_walk(const shf_box *part, const shf_box *from, const shf_box *to, shf_box_visit *visit, void *context);
+
+/* Copies `part` between such buffers, cells of `cell` bytes. */
 void shf_box_copy(const shf_box *part, const shf_box *from, const char *source, const shf_box *to, char *target,
                   int64_t cell);
+
+/* Where `part` begins in a buffer that holds `box`, in cells, when it lies there in one piece; else -1. */
+int64_t shf_box_piece(const shf_box *part, const shf_box *box);
 
 /* ---- Placements: placement.c ------------------------------------------------------------------------------------ */
 

@@ -276,8 +276,9 @@ sheaf_status sheaf_strategies(const sheaf_shard_problem *problem, int compatible
   rule_list rules = rules_of(problem, compatible);
   int64_t total = 1;
   for (int m = 0; m < mesh->dims; m++) total *= rules.count;
-  SHF_REQUIRE(total <= MAX_STRATEGIES, UNSUPPORTED, "%d ways along each of %d mesh dimensions are %lld strategies; %d at most",
-              rules.count, mesh->dims, (long long)total, MAX_STRATEGIES);
+  SHF_REQUIRE(total <= MAX_STRATEGIES, UNSUPPORTED,
+              "%d ways along each of %d mesh dimensions are %lld strategies; %d at most", rules.count, mesh->dims,
+              (long long)total, MAX_STRATEGIES);
   sheaf_strategy_list *made = shf_core_alloc(sizeof *made);
   sheaf_strategy *at = shf_core_alloc((size_t)total * sizeof *at);
   if (!made || !at) {

@@ -1,0 +1,15 @@
+# Tests that run as several ranks: ranks/ranks_<name>.c, each under mpirun with 1, 2, 3, 4 and 7 ranks. They are built
+# against the shared library, beside which the plug-in lies. Without MPI there are none.
+if(TARGET sheaf_mpi AND MPIEXEC_EXECUTABLE)
+  file(GLOB ranks_sources CONFIGURE_DEPENDS ranks/ranks_*.c)
+  foreach(source IN LISTS ranks_sources)
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(${name} ${source} ranks/ranks.c)
+    target_link_libraries(${name} PRIVATE sheaf sheaf_flags sheaf_link m)
+    add_dependencies(${name} sheaf_mpi)
+    foreach(ranks 1 2 3 4 7)
+      add_sheaf_test(${name}_${ranks} bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} ${ranks} $<TARGET_FILE:${name}>)
+      set_tests_properties(${name}_${ranks} PROPERTIES LABELS ranks PROCESSORS 2)
+    endforeach()
+  endforeach()
+endif()
