@@ -90,3 +90,16 @@ sheaf_status shf_agree_on(const sheaf_mesh *mesh, sheaf_status mine, const char 
 }
 
 sheaf_status shf_agree(const sheaf_mesh *mesh, sheaf_status mine) { return shf_agree_on(mesh, mine, "", NULL); }
+
+int shf_flow_agree_on(shf_flow *flow, const char *doing, const int64_t facts[2])
+{
+  if (flow->settled) return 0;
+  flow->status = shf_agree_on(flow->mesh, flow->status, doing, facts);
+  flow->settled = flow->status != SHEAF_OK;
+  flow->pending = 0;
+  return !flow->settled;
+}
+
+int shf_flow_agree(shf_flow *flow) { return shf_flow_agree_on(flow, "", NULL); }
+
+int shf_flow_settle(shf_flow *flow) { return flow->pending ? shf_flow_agree(flow) : flow->status == SHEAF_OK; }

@@ -210,25 +210,35 @@ static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *
   return r->made ? SHEAF_OK : shf_core_no_memory("a distributed tensor", sizeof *r->made);
 }
 
-sheaf_status sheaf_dtensor_redistribute(const sheaf_dtensor *tensor, const sheaf_placement *placements,
-                                        sheaf_dtensor **moved)
+static void describe(const sheaf_dtensor_desc *d, const sheaf_placement *to, char *text, size_t room)
 {
-  SHF_REQUIRE(moved, INVALID_PROBLEM, "moved is NULL");
-  *moved = NULL;
-  SHF_REQUIRE(tensor && placements, INVALID_PROBLEM, "%s is NULL", tensor ? "placements" : "tensor");
-  const sheaf_mesh *mesh = tensor->desc.mesh;
-  relocation r = {.wanted = tensor->desc};
-  sheaf_status status = prepare(tensor, placements, &r);
+  char before[PLACEMENTS_TEXT], after[PLACEMENTS_TEXT];
+  int at = snprintf(text, room, "redistribute %s from %s to %s, shape", sheaf_dtype_name(d->dtype),
+                    shf_placements_text(d->mesh, d->placements, before), shf_placements_text(d->mesh, to, after));
+  for (int i = 0; i < d->rank && at < (int)room; i++)
+    at += snprintf(text + at, room - (size_t)at, " %lld", (long long)d->shape[i]);
+}
 
-  char doing[256], from[PLACEMENTS_TEXT], to[PLACEMENTS_TEXT];
-  int at =
-      snprintf(doing, sizeof doing, "redistribute %s from %s to %s, shape", sheaf_dtype_name(tensor->desc.dtype),
-               shf_placements_text(mesh, tensor->desc.placements, from), shf_placements_text(mesh, placements, to));
-  for (int d = 0; d < tensor->desc.rank && at < (int)sizeof doing; d++)
-    at += snprintf(doing + at, sizeof doing - (size_t)at, " %lld", (long long)tensor->desc.shape[d]);
-  status = shf_agree_on(mesh, status, doing, NULL);
-  if (status == SHEAF_OK) status = shf_move_run(&r.move);
-  if (status == SHEAF_OK) {
+/* Whether anything is sent: the same on every rank, also where preparing failed. */
+static int path_sends(const sheaf_dtensor_desc *d, const sheaf_placement *to)
+{
+  shf_path path = shf_shard_path(d->mesh, d->rank, d->shape, d->placements, to);
+  for (int i = 0; i < path.stages; i++)
+    if (path.stage[i].moves) return 1;
+  return 0;
+}
+
+/* Prepares, agrees (when anything is sent, or `always`), and moves. */
+static void relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, const sheaf_dtensor *tensor,
+                     const sheaf_placement *to, int always, sheaf_dtensor **moved)
+{
+  char doing[256];
+  relocation r = {.wanted = *desc};
+  FLOW(flow, prepare(tensor, to, &r));
+  describe(desc, to, doing, sizeof doing);
+  if (always || path_sends(desc, to)) shf_flow_agree_on(flow, doing, NULL);
+  SURELY(flow, shf_move_run(&r.move));
+  if (flow->status == SHEAF_OK) {
     if (r.made->owned)
       shf_convert(r.travels, r.move.result.data, r.kept, r.made->owned, shf_array_cells(&r.move.result));
     else
@@ -239,5 +249,32 @@ sheaf_status sheaf_dtensor_redistribute(const sheaf_dtensor *tensor, const sheaf
   shf_move_free(&r.move);
   shf_pool_free(&r.pool);
   sheaf_dtensor_free(r.made);
-  return status;
+}
+
+sheaf_status sheaf_dtensor_redistribute(const sheaf_dtensor *tensor, const sheaf_placement *placements,
+                                        sheaf_dtensor **moved)
+{
+  SHF_REQUIRE(moved, INVALID_PROBLEM, "moved is NULL");
+  *moved = NULL;
+  SHF_REQUIRE(tensor && placements, INVALID_PROBLEM, "%s is NULL", tensor ? "placements" : "tensor");
+  shf_flow flow = {.mesh = tensor->desc.mesh};
+  relocate(&flow, &tensor->desc, tensor, placements, 1, moved);
+  return flow.status;
+}
+
+void shf_relocate_input(shf_flow *flow, const sheaf_dtensor *input, const sheaf_placement *to, sheaf_dtensor **moved)
+{
+  *moved = NULL;
+  if (shf_placements_equal(flow->mesh, input->desc.placements, to)) return;
+  relocate(flow, &input->desc, input, to, 0, moved);
+}
+
+void shf_relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, sheaf_dtensor **tensor, const sheaf_placement *to)
+{
+  sheaf_dtensor *moved = NULL;
+  if (shf_placements_equal(flow->mesh, desc->placements, to)) return;
+  relocate(flow, desc, *tensor, to, 0, &moved);
+  if (!moved) return;
+  sheaf_dtensor_free(*tensor);
+  *tensor = moved;
 }

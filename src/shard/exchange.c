@@ -101,6 +101,7 @@ typedef struct unpacking {
   const shf_exchange *e;
   const char *source;
   int is_first;
+  int64_t base; /* of a slice: where it begins in the line */
 } unpacking;
 
 static void unpack_run(void *context, int64_t from_cell, int64_t to_cell, int64_t cells)
@@ -110,7 +111,7 @@ static void unpack_run(void *context, int64_t from_cell, int64_t to_cell, int64_
   char *target = u->e->to.data + to_cell * cell;
   const char *source = u->source + from_cell * cell;
   if (is_reducing(u->e))
-    shf_reduce_terms(&u->e->from.reducer, cell, u->is_first, target, source, to_cell, cells);
+    shf_reduce_terms(&u->e->from.reducer, cell, u->is_first, target, source, u->base + to_cell, cells);
   else
     memcpy(target, source, (size_t)(cells * cell));
 }
@@ -123,7 +124,7 @@ static void unpack(const shf_exchange *e, const shf_box *had, const shf_box *get
   for (int64_t rank = 0; rank < mesh->ranks; rank++) {
     dealing d;
     if (!deal_with(e, rank, had, gets, &d) || d.receive_cells == 0) continue;
-    unpacking u = {e, rank == mesh->rank ? e->from.data : received, d.is_first};
+    unpacking u = {e, rank == mesh->rank ? e->from.data : received, d.is_first, e->to.rank == 1 ? gets->lo[0] : 0};
     if (rank == mesh->rank) {
       shf_box_walk(&d.receives, had, gets, unpack_run, &u);
     } else if (!received_in_place(e, &d, gets)) {

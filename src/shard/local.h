@@ -25,6 +25,13 @@ shf_array shf_dtensor_array(const sheaf_dtensor *tensor);
 /* A tensor that owns `data` (from shf_core_alloc, as many bytes as its part has). NULL when there is no memory for it. */
 sheaf_dtensor *shf_dtensor_adopt(const sheaf_dtensor_desc *desc, void *data);
 
+/* Replaces a tensor by one that lies as `to` says. When anything has to be sent, ranks agree first; when not, it does
+ * not communicate. A rank that failed before has no tensor, but takes part with its description. */
+void shf_relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, sheaf_dtensor **tensor, const sheaf_placement *to);
+
+/* The same for an input, which is left alone: `*moved` is NULL when it already lies so. */
+void shf_relocate_input(shf_flow *flow, const sheaf_dtensor *input, const sheaf_placement *to, sheaf_dtensor **moved);
+
 static inline char *shf_dtensor_data(const sheaf_dtensor *tensor)
 {
   return tensor->local.data ? (char *)tensor->local.data + tensor->local.byte_offset : NULL;

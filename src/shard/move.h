@@ -26,6 +26,31 @@ sheaf_status shf_agree(const sheaf_mesh *mesh, sheaf_status mine);
 sheaf_status shf_agree_on(const sheaf_mesh *mesh, sheaf_status mine, const char *doing, const int64_t facts[2]);
 const int64_t *shf_agree_facts(const sheaf_mesh *mesh, int64_t rank);
 
+/* What a call has come to. A rank on which something failed does no more work, but goes on to the next agreement; once
+ * all have agreed on a failure, it is settled and nobody communicates any more. */
+typedef struct shf_flow {
+  const sheaf_mesh *mesh;
+  sheaf_status status;
+  int settled;
+  int pending; /* something could have failed since the last agreement: the same on every rank */
+} shf_flow;
+
+/* FLOW(flow, call): does it unless something failed before. SURELY: what can only fail when the engine does. */
+#define SURELY(flow, call)                                   \
+  do {                                                       \
+    if ((flow)->status == SHEAF_OK) (flow)->status = (call); \
+  } while (0)
+#define FLOW(flow, call) \
+  do {                   \
+    (flow)->pending = 1; \
+    SURELY(flow, call);  \
+  } while (0)
+
+/* Collective: whether all ranks are well. `settle` does nothing when nothing could fail since the last time. */
+int shf_flow_agree(shf_flow *flow);
+int shf_flow_agree_on(shf_flow *flow, const char *doing, const int64_t facts[2]);
+int shf_flow_settle(shf_flow *flow);
+
 /* Lists of messages, one for each rank at most; behind the records in the mesh's scratch. */
 shf_message *shf_mesh_messages(const sheaf_mesh *mesh, int receiving);
 
@@ -41,7 +66,7 @@ typedef enum shf_reduce_kind {
   SHF_REDUCE_OTHER /* by `fold` */
 } shf_reduce_kind;
 
-/* total = total (op) term, for `cells` cells that begin at `first` of the array. */
+/* total = total (op) term, for `cells` cells. In an all-reduce, `first` is their place in the rank's part. */
 typedef void shf_fold(void *context, char *total, const char *term, int64_t first, int64_t cells);
 
 typedef struct shf_reducer {

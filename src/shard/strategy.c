@@ -213,7 +213,7 @@ static int can_be_cut(const sheaf_mesh *mesh, const shf_operand_shape *shape, co
     int64_t parts = 1;
     for (int m = 0; m < mesh->dims; m++)
       if (placements[m].kind == SHEAF_PLACE_SHARD && placements[m].dim == d) parts *= mesh->size[m];
-    if (shape->shape[d] < parts) return 0;
+    if (parts > 1 && shape->shape[d] < parts) return 0;
   }
   return 1;
 }

@@ -2,9 +2,10 @@
 # against the shared library, beside which the plug-in lies. Without MPI there are none.
 if(TARGET sheaf_mpi AND MPIEXEC_EXECUTABLE)
   file(GLOB ranks_sources CONFIGURE_DEPENDS ranks/ranks_*.c)
+  list(FILTER ranks_sources EXCLUDE REGEX "/ranks_data\\.c$")
   foreach(source IN LISTS ranks_sources)
     get_filename_component(name ${source} NAME_WE)
-    add_executable(${name} ${source} ranks/ranks.c)
+    add_executable(${name} ${source} ranks/ranks.c ranks/ranks_data.c)
     target_link_libraries(${name} PRIVATE sheaf sheaf_flags sheaf_link m)
     add_dependencies(${name} sheaf_mpi)
     foreach(ranks 1 2 3 4 7)
