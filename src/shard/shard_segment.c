@@ -232,10 +232,8 @@ sheaf_status shf_segment_run_local(const shf_segment_call *s, const shf_segment_
   sheaf_segment_args args = SHEAF_SEGMENT_ARGS_INIT;
   shf_local data, ids, grad_out, out, arg, data_grad;
   args.ids = shf_local_vector(&ids, desc.index_dtype, s->ids, rows);
-  if (l->data || rows == 0) args.data = shf_local_matrix(&data, l->dtype, l->data, rows, s->columns);
-  if (l->grad_out) args.grad_out = shf_local_matrix(&grad_out, l->dtype, l->grad_out, segments, s->columns);
-  if (l->out) args.out = shf_local_matrix(&out, l->dtype, l->out, segments, s->columns);
-  if (l->arg) args.arg = shf_local_matrix(&arg, desc.index_dtype, l->arg, segments, s->columns);
+  if (l->data || rows * s->columns == 0) args.data = shf_local_matrix(&data, l->dtype, l->data, rows, s->columns);
+  if (l->arg || l->arg_given) args.arg = shf_local_matrix(&arg, desc.index_dtype, l->arg, segments, s->columns);
   if (shf_segment_is_backward((uint16_t)l->kind)) {
     args.data_grad = shf_local_matrix(&data_grad, l->dtype, l->data_grad, rows, s->columns);
     args.grad_out = shf_local_matrix(&grad_out, l->dtype, l->grad_out, segments, s->columns);
