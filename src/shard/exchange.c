@@ -171,6 +171,7 @@ static void add_exchange(shf_move *move, const shf_array *from, const sheaf_plac
   shf_exchange *e = &move->exchange[move->exchanges++];
   *e = (shf_exchange){.from = *from, .to = *from, .moves = moves};
   memcpy(e->to.at, to, sizeof e->to.at);
+  e->to.data = NULL; /* until it is prepared */
 }
 
 /* An all-reduce: the rank's part, seen as a line of cells, is cut into a slice per rank, the slices are reduced, and
