@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/cpu.h"
-#include "shard/call.h"
+#include "shard/shard_call.h"
 
 static int is_ragged(const sheaf_mesh *mesh, const sheaf_placement *placements)
 {

@@ -2,7 +2,7 @@
 #ifndef SHF_SHARD_SEGMENT_CALL_H
 #define SHF_SHARD_SEGMENT_CALL_H
 
-#include "shard/call.h"
+#include "shard/shard_call.h"
 
 typedef struct shf_segment_call {
   shf_call c;

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "shard/call.h"
+#include "shard/shard_call.h"
 
 sheaf_status shf_call_check(const shf_call_operand *operands, int count, const sheaf_mesh **mesh)
 {

@@ -1,6 +1,6 @@
-/* shard/call.h: what ops on distributed tensors share: the strategy, inputs brought into place, bags. */
-#ifndef SHF_SHARD_CALL_H
-#define SHF_SHARD_CALL_H
+/* shard/shard_call.h: what ops on distributed tensors share: the strategy, inputs brought into place, bags. */
+#ifndef SHF_SHARD_SHARD_CALL_H
+#define SHF_SHARD_SHARD_CALL_H
 
 #include "shard/dispatch_rows.h"
 
