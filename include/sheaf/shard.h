@@ -274,6 +274,22 @@ typedef struct sheaf_shard_segment_args {
 SHEAF_API sheaf_status sheaf_shard_segment_run(const sheaf_segment_desc *desc, const sheaf_shard_call *call,
                                                const sheaf_shard_segment_args *args);
 
+/* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
+
+/* Writes distributed tensors as safetensors files with an index: `path` ends in ".safetensors.index.json", and each
+ * rank writes its parts into a file beside it, `<stem>-<number>-<rank>-of-<ranks>.safetensors`. Collective. A tensor
+ * that one rank has whole is stored under its name, as any reader of sharded safetensors expects; one that is cut is
+ * stored in parts, `<name>.part-<rank>`, whose files say in their metadata where each belongs. Parts that several ranks
+ * have are written once. The index comes last: until it is replaced, the old checkpoint is there as it was; afterwards
+ * its files are removed. No Partial tensors. */
+SHEAF_API sheaf_status sheaf_checkpoint_write(const char *path, const char *const *names,
+                                              const sheaf_dtensor *const *tensors, int64_t count);
+
+/* Reads one tensor back, under any mesh and placements (no Partial): those of `desc`, whose dtype, rank and shape must
+ * be the tensor's, or dtype NONE to take all three from the checkpoint. Collective. A rank reads only its own part. */
+SHEAF_API sheaf_status sheaf_checkpoint_read(const char *path, const char *name, const sheaf_dtensor_desc *desc,
+                                             sheaf_dtensor **tensor);
+
 #ifdef __cplusplus
 }
 #endif
