@@ -13,12 +13,13 @@ static const char help[] =
     "Work that is spread over ranks.\n\n"
     "  plan       the ways to compute an op on a mesh, with time, bytes moved and memory, and the choice\n"
     "  verify     compare strategies and compatible costs with a file of reference cases\n"
+    "  profile    under mpirun: measure what moving costs between ranks, for the plan\n"
     "  --help     this text; 'sheaf shard PART --help' says more about each\n" CLI_EXIT_CODES_HELP;
 
 static const struct {
   const char *name;
   int (*run)(int argc, char **argv);
-} parts[] = {{"plan", shard_plan}, {"verify", shard_verify}};
+} parts[] = {{"plan", shard_plan}, {"verify", shard_verify}, {"profile", shard_profile}};
 
 int cmd_shard(int argc, char **argv)
 {

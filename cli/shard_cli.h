@@ -7,6 +7,7 @@
 /* The parts: argv[0] is the part's name. */
 int shard_verify(int argc, char **argv);
 int shard_plan(int argc, char **argv);
+int shard_profile(int argc, char **argv);
 
 /* "2x4": positive numbers, also written as 1e9. Returns how many, 0 when it is anything else. */
 int shard_read_extents(const char *text, int64_t *extents, int room);

@@ -176,6 +176,7 @@ typedef struct sheaf_strategy {
   double compatible_cost[SHEAF_SHARD_MAX_INPUTS]; /* of bringing each input there */
   double microseconds; /* Sheaf's estimate: inputs moved, local work, reductions, output moved to where it is wanted */
   double bytes_moved;  /* received by the busiest rank in all of that */
+  double bytes_table;  /* of those, of the table (forward lookups and bags): 0 when it stays where it is */
   double bytes_memory; /* inputs, output and what is between them, on the busiest rank */
 } sheaf_strategy;
 
@@ -191,8 +192,10 @@ SHEAF_API int64_t sheaf_strategy_count(const sheaf_strategy_list *list);
 SHEAF_API const sheaf_strategy *sheaf_strategy_at(const sheaf_strategy_list *list, int64_t position);
 SHEAF_API void sheaf_strategy_list_free(sheaf_strategy_list *list);
 
-/* The position of the best one: among those that fit the profile's memory limit, the least time, then the least memory,
- * then the first. `reason` (optional, `room` bytes) says why in words. UNSUPPORTED when none fits. */
+/* The position of the best one: among those that fit the profile's memory limit, one that leaves the table where it is if
+ * there is such a one (a table is cut because it is large, and what moves is moved in every call); then the least time,
+ * then the least memory, then the first. `reason` (optional, `room` bytes) says why in words. UNSUPPORTED when none
+ * fits. */
 SHEAF_API sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_profile *profile,
                                              int64_t *position, char *reason, size_t room);
 

@@ -87,7 +87,11 @@ void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *sh
   load l = load_of(p, shapes, s);
   s->microseconds = local_bytes(&l) / (full.memory_gbs * 1e3);
   s->bytes_memory = l.in0 * l.cell + l.entries * l.index_cell + l.out * l.cell;
-  for (int j = 0; j < s->inputs; j++) add_move(p, &shapes->in[j], p->in[j], s->in[j], profile, s);
+  for (int j = 0; j < s->inputs; j++) {
+    double before = s->bytes_moved;
+    add_move(p, &shapes->in[j], p->in[j], s->in[j], profile, s);
+    if (j == 0 && p->category == SHEAF_CATEGORY_EMBEDDING && !is_backward(p)) s->bytes_table = s->bytes_moved - before;
+  }
   double group = dispatch_ranks(mesh, s);
   if (group > 1) {
     double distinct = l.owned < l.entries ? l.owned : l.entries;
@@ -108,6 +112,7 @@ void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *sh
 
 static int better(const sheaf_strategy *a, const sheaf_strategy *b)
 {
+  if ((a->bytes_table > 0) != (b->bytes_table > 0)) return b->bytes_table > 0;
   if (a->microseconds != b->microseconds) return a->microseconds < b->microseconds;
   return a->bytes_memory < b->bytes_memory;
 }
@@ -137,7 +142,12 @@ sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_
   SHF_REQUIRE(best, UNSUPPORTED, "none of %lld strategies fits %.4g bytes a rank; the least takes %.4g",
               (long long)count, limit, least ? least->bytes_memory : 0);
   if (!reason || room == 0) return SHEAF_OK;
+  int64_t moving = 0;
+  for (int64_t i = 0; i < count; i++) moving += sheaf_strategy_at(list, i)->bytes_table > 0;
   int at = snprintf(reason, room, "least time of %lld: %.4g us", (long long)(count - too_large), best->microseconds);
+  if (moving && best->bytes_table == 0 && at > 0 && (size_t)at < room)
+    at += snprintf(reason + at, room - (size_t)at, " with the table left in place (%lld would move it)",
+                   (long long)moving);
   if (second && at > 0 && (size_t)at < room)
     at += snprintf(reason + at, room - (size_t)at, ", the next best takes %.4g us and moves %.4g bytes instead of %.4g",
                    second->microseconds, second->bytes_moved, best->bytes_moved);
