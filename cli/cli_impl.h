@@ -64,4 +64,7 @@ int cmd_demo(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_shard(int argc, char **argv);
 
+/* `sheaf bench shard`: argv[0] is "shard". */
+int bench_shard(int argc, char **argv);
+
 #endif

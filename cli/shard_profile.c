@@ -12,7 +12,7 @@
 #include "shard_cli.h"
 
 static const char help[] =
-    "Usage: mpirun -n N sheaf shard profile [--save FILE] [--engine NAME] [--megabytes N]\n\n"
+    "Usage: sheaf shard profile [--save FILE] [--engine NAME] [--megabytes N]      (under mpirun)\n\n"
     "Measures what a message between ranks costs and how fast a rank can receive, by redistributing tensors among all\n"
     "ranks, and how fast a rank's memory is while all others use theirs. Prints the figures and, with --save, stores\n"
     "them for 'sheaf shard plan --profile FILE'.\n\n"

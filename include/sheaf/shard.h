@@ -48,6 +48,18 @@ typedef struct sheaf_comm_stats {
 } sheaf_comm_stats;
 SHEAF_API sheaf_comm_stats sheaf_comm_statistics(const sheaf_comm *comm);
 
+/* How long the engine's own collectives take: the median of `repeats` runs on `bytes` bytes a rank, in microseconds (0 for
+ * an engine of one rank). Sheaf does not use them (its reductions have an order of their own); they are what it is
+ * measured against. Collective. */
+typedef enum sheaf_collective {
+  SHEAF_ALL_REDUCE = 0,     /* every rank's bytes, as u32, added, to all */
+  SHEAF_REDUCE_SCATTER = 1, /* the same, a part of the sum to each */
+  SHEAF_ALL_GATHER = 2,     /* a part of the bytes from each to all */
+  SHEAF_ALL_TO_ALL = 3      /* a part of the bytes from each to each */
+} sheaf_collective;
+SHEAF_API sheaf_status sheaf_comm_measure(sheaf_comm *comm, sheaf_collective collective, int64_t bytes, int repeats,
+                                          double *microseconds);
+
 /* ---- Meshes -------------------------------------------------------------------------------------------------- */
 
 typedef struct sheaf_mesh sheaf_mesh;

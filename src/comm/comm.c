@@ -35,6 +35,12 @@ sheaf_status sheaf_comm_open(const char *engine, const void *handle, sheaf_comm 
     shf_core_free(made, sizeof *made);
     return shf_core_fail(SHEAF_COMM, "the engine '%s' cannot be opened: %s", engine, why);
   }
+  made->flags = shf_core_alloc((size_t)made->size * sizeof *made->flags);
+  if (!made->flags) {
+    size_t bytes = (size_t)made->size * sizeof *made->flags;
+    sheaf_comm_close(made);
+    return shf_core_no_memory("a communicator", bytes);
+  }
   *comm = made;
   return SHEAF_OK;
 }
@@ -43,6 +49,7 @@ void sheaf_comm_close(sheaf_comm *comm)
 {
   if (!comm) return;
   comm->engine->close(comm->state);
+  shf_core_free(comm->flags, (size_t)comm->size * sizeof *comm->flags);
   shf_core_free(comm, sizeof *comm);
 }
 
@@ -67,5 +74,45 @@ sheaf_status shf_comm_exchange(sheaf_comm *comm, const shf_message *send, int64_
   for (int64_t i = 0; i < sends; i++) comm->stats.bytes_sent += send[i].bytes;
   SHF_REQUIRE(comm->engine->exchange(comm->state, send, sends, receive, receives, why) == 0, COMM, "%s: %s",
               comm->engine->name, why);
+  return SHEAF_OK;
+}
+
+enum { MAX_REPEATS = 101 };
+
+static void sort_times(double *times, int count)
+{
+  for (int i = 1; i < count; i++)
+    for (int j = i; j > 0 && times[j] < times[j - 1]; j--) {
+      double swap = times[j];
+      times[j] = times[j - 1];
+      times[j - 1] = swap;
+    }
+}
+
+sheaf_status sheaf_comm_measure(sheaf_comm *comm, sheaf_collective collective, int64_t bytes, int repeats,
+                                double *microseconds)
+{
+  SHF_REQUIRE(comm && microseconds, INVALID_PROBLEM, "%s is NULL", comm ? "microseconds" : "comm");
+  SHF_REQUIRE((unsigned)collective <= SHEAF_ALL_TO_ALL && bytes >= 4 && repeats >= 1 && repeats <= MAX_REPEATS,
+              INVALID_PROBLEM, "collective %d, %lld bytes or %d repeats cannot be measured", (int)collective,
+              (long long)bytes, repeats);
+  /* Whether a rank has the memory decides for all: one that has not would leave the others waiting. */
+  char *memory = shf_core_alloc(2 * (size_t)bytes), why[SHF_COMM_TEXT] = "";
+  double times[MAX_REPEATS];
+  int missing = !memory;
+  sheaf_status status = shf_comm_gather(comm, &missing, sizeof missing, comm->flags);
+  for (int64_t rank = 0; rank < comm->size; rank++) missing |= comm->flags[rank];
+  if (status == SHEAF_OK && missing) status = shf_core_no_memory("measuring a collective", 2 * (size_t)bytes);
+  if (status == SHEAF_OK) memset(memory, 0, 2 * (size_t)bytes);
+  for (int i = -1; i < repeats && status == SHEAF_OK; i++) { /* the first one does not count */
+    double time;
+    if (comm->engine->measure(comm->state, collective, memory, memory + bytes, bytes, &time, why) != 0)
+      status = shf_core_fail(SHEAF_COMM, "%s: %s", comm->engine->name, why);
+    if (i >= 0) times[i] = time;
+  }
+  if (memory) shf_core_free(memory, 2 * (size_t)bytes);
+  if (status != SHEAF_OK) return status;
+  sort_times(times, repeats);
+  *microseconds = times[repeats / 2];
   return SHEAF_OK;
 }

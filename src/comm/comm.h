@@ -29,6 +29,9 @@ typedef struct shf_engine {
   int (*gather)(void *state, const void *mine, int64_t bytes, void *all, char *why);
   int (*exchange)(void *state, const shf_message *send, int64_t sends, const shf_message *receive, int64_t receives,
                   char *why);
+  /* For measuring: the engine's own collective on memory that is there already; how long it took this rank. */
+  int (*measure)(void *state, sheaf_collective collective, char *send, char *receive, int64_t bytes,
+                 double *microseconds, char *why);
 } shf_engine;
 
 extern const shf_engine shf_engine_self;
@@ -38,6 +41,7 @@ struct sheaf_comm {
   void *state;
   int64_t rank, size;
   sheaf_comm_stats stats;
+  int *flags; /* one for each rank, for sheaf_comm_measure */
 };
 
 /* The primitives, counted. A failure is COMM; after it the communicator is of no use, and other ranks may wait: engines

@@ -120,8 +120,34 @@ static int mpi_exchange(void *state, const shf_message *send, int64_t sends, con
   return snprintf(why, SHF_COMM_TEXT, "MPI_Waitall failed"), 1;
 }
 
-static const shf_engine engine = {
-    .name = "mpi", .open = mpi_open, .close = mpi_close, .gather = mpi_gather, .exchange = mpi_exchange};
+static int mpi_measure(void *state, sheaf_collective collective, char *send, char *receive, int64_t bytes,
+                       double *microseconds, char *why)
+{
+  const mpi_state *s = state;
+  int size, result = MPI_SUCCESS;
+  MPI_Comm_size(s->comm, &size);
+  if (bytes > piece_bytes) return snprintf(why, SHF_COMM_TEXT, "at most %lld bytes", (long long)piece_bytes), 1;
+  int words = (int)(bytes / 4 / size * size), part = words / size;
+  MPI_Barrier(s->comm);
+  double start = MPI_Wtime();
+  if (collective == SHEAF_ALL_REDUCE) result = MPI_Allreduce(send, receive, words, MPI_UINT32_T, MPI_SUM, s->comm);
+  if (collective == SHEAF_REDUCE_SCATTER)
+    result = MPI_Reduce_scatter_block(send, receive, part, MPI_UINT32_T, MPI_SUM, s->comm);
+  if (collective == SHEAF_ALL_GATHER)
+    result = MPI_Allgather(send, part, MPI_UINT32_T, receive, part, MPI_UINT32_T, s->comm);
+  if (collective == SHEAF_ALL_TO_ALL)
+    result = MPI_Alltoall(send, part, MPI_UINT32_T, receive, part, MPI_UINT32_T, s->comm);
+  *microseconds = (MPI_Wtime() - start) * 1e6;
+  if (result == MPI_SUCCESS) return 0;
+  return snprintf(why, SHF_COMM_TEXT, "a collective failed"), 1;
+}
+
+static const shf_engine engine = {.name = "mpi",
+                                  .open = mpi_open,
+                                  .close = mpi_close,
+                                  .gather = mpi_gather,
+                                  .exchange = mpi_exchange,
+                                  .measure = mpi_measure};
 
 static const void *offer(const char *name) { return strcmp(name, "comm") == 0 ? &engine : NULL; }
 

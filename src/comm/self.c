@@ -28,5 +28,17 @@ static int self_exchange(void *state, const shf_message *send, int64_t sends, co
   return 0; /* there is no other rank, so the lists are empty */
 }
 
-const shf_engine shf_engine_self = {
-    .name = "self", .open = self_open, .close = self_close, .gather = self_gather, .exchange = self_exchange};
+static int self_measure(void *state, sheaf_collective collective, char *send, char *receive, int64_t bytes,
+                        double *microseconds, char *why)
+{
+  (void)state, (void)collective, (void)send, (void)receive, (void)bytes, (void)why;
+  *microseconds = 0;
+  return 0;
+}
+
+const shf_engine shf_engine_self = {.name = "self",
+                                    .open = self_open,
+                                    .close = self_close,
+                                    .gather = self_gather,
+                                    .exchange = self_exchange,
+                                    .measure = self_measure};
