@@ -71,17 +71,17 @@ static sheaf_status gather_entries(const sheaf_mesh *mesh, const sheaf_placement
                                    const char *mine, char *all, int64_t cell)
 {
   shf_message *send = shf_mesh_messages(mesh, 0), *receive = shf_mesh_messages(mesh, 1);
-  int64_t sends = 0, receives = 0, own = counts[mesh->rank] * cell;
+  int64_t sends = 0, receives = 0, own = counts[mesh->rank] * cell, at = 0;
   for (int64_t rank = 0; rank < mesh->ranks; rank++) {
     if (!is_source(mesh, placements, rank)) continue;
     int64_t bytes = counts[rank] * cell;
     if (rank == mesh->rank) {
-      if (bytes) memcpy(all, mine, (size_t)bytes);
+      if (bytes) memcpy(all + at, mine, (size_t)bytes);
     } else {
       if (own) send[sends++] = (shf_message){rank, (char *)(uintptr_t)mine, own};
-      if (bytes) receive[receives++] = (shf_message){rank, all, bytes};
+      if (bytes) receive[receives++] = (shf_message){rank, all + at, bytes};
     }
-    all += bytes;
+    at += bytes;
   }
   return shf_comm_exchange(mesh->comm, send, sends, receive, receives);
 }
@@ -99,7 +99,7 @@ static void gather_lengths(shf_call *c, const sheaf_dtensor *offsets, const hold
   for (int64_t b = 0; c->flow.status == SHEAF_OK && b < held->bags; b++)
     mine[b] = held->starts[b + 1] - held->starts[b];
   lengths.data = (char *)mine;
-  FLOW(&c->flow, shf_move_prepare(&move, &lengths, whole));
+  FLOW(&c->flow, shf_move_prepare(&move, &lengths, whole, 1));
   if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(&move));
   if (c->flow.status == SHEAF_OK && offsets->desc.shape[0])
     memcpy(all, move.result.data, (size_t)offsets->desc.shape[0] * sizeof *all);

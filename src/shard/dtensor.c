@@ -137,11 +137,20 @@ sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *
   return SHEAF_OK;
 }
 
-sheaf_dtensor *shf_dtensor_adopt(const sheaf_dtensor_desc *desc, void *data)
+sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int passing, sheaf_dtensor **tensor)
 {
+  *tensor = NULL;
   sheaf_dtensor *t = make(desc, 0);
-  if (t) t->owned = t->local.data = data;
-  return t;
+  if (!t) return shf_core_no_memory("a distributed tensor", sizeof *t);
+  size_t bytes = t->owned_bytes;
+  t->passing = passing;
+  t->owned = t->local.data = passing ? shf_buffer_get(desc->mesh, (int64_t)bytes) : shf_core_alloc(bytes);
+  if (bytes && !t->owned) {
+    sheaf_dtensor_free(t);
+    return shf_core_no_memory("a distributed tensor", bytes);
+  }
+  *tensor = t;
+  return SHEAF_OK;
 }
 
 sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, sheaf_dtensor **tensor)
@@ -150,24 +159,18 @@ sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, sheaf_dtensor 
   *tensor = NULL;
   SHF_TRY(check_desc(desc));
   SHF_REQUIRE(!is_bags(desc), INVALID_PROBLEM, "what a rank has under Bags depends on the offsets: wrap it");
-  sheaf_dtensor *t = make(desc, 0);
-  if (!t) return shf_core_no_memory("a distributed tensor", sizeof *t);
-  void *data = shf_core_alloc(t->owned_bytes);
-  if (t->owned_bytes && !data) {
-    size_t bytes = t->owned_bytes;
-    sheaf_dtensor_free(t);
-    return shf_core_no_memory("a distributed tensor", bytes);
-  }
-  if (data) memset(data, 0, t->owned_bytes);
-  t->owned = t->local.data = data;
-  *tensor = t;
+  SHF_TRY(shf_dtensor_make(desc, 0, tensor));
+  if ((*tensor)->owned) memset((*tensor)->owned, 0, (*tensor)->owned_bytes);
   return SHEAF_OK;
 }
 
 void sheaf_dtensor_free(sheaf_dtensor *tensor)
 {
   if (!tensor) return;
-  if (tensor->owned) shf_core_free(tensor->owned, tensor->owned_bytes);
+  if (tensor->passing)
+    shf_buffer_put(tensor->desc.mesh, tensor->owned);
+  else if (tensor->owned)
+    shf_core_free(tensor->owned, tensor->owned_bytes);
   shf_core_free(tensor, sizeof *tensor);
 }
 
@@ -185,7 +188,7 @@ typedef struct relocation {
   sheaf_dtensor *made;
 } relocation;
 
-static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *placements, relocation *r)
+static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *placements, int passing, relocation *r)
 {
   const sheaf_mesh *mesh = tensor->desc.mesh;
   memcpy(r->wanted.placements, placements, (size_t)mesh->dims * sizeof *placements);
@@ -204,10 +207,13 @@ static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *
     shf_convert(held, array.data, r->travels, wide, cells);
     array.data = wide;
   }
-  SHF_TRY(shf_move_prepare(&r->move, &array, placements));
-  if (r->travels != r->kept || !r->move.result_is_own) return sheaf_dtensor_create(&r->wanted, &r->made);
-  r->made = shf_dtensor_adopt(&r->wanted, NULL); /* it will get what the move brings */
-  return r->made ? SHEAF_OK : shf_core_no_memory("a distributed tensor", sizeof *r->made);
+  int converts = r->travels != r->kept;
+  SHF_TRY(shf_move_prepare(&r->move, &array, placements, passing || converts));
+  if (converts || !r->move.result_is_own) return shf_dtensor_make(&r->wanted, passing, &r->made);
+  r->made = make(&r->wanted, 0); /* it will get what the move brings */
+  if (!r->made) return shf_core_no_memory("a distributed tensor", sizeof *r->made);
+  r->made->passing = passing;
+  return SHEAF_OK;
 }
 
 static void describe(const sheaf_dtensor_desc *d, const sheaf_placement *to, char *text, size_t room)
@@ -230,16 +236,16 @@ static int path_sends(const sheaf_dtensor_desc *d, const sheaf_placement *to)
 
 /* Prepares, agrees (when anything is sent, or `always`), and moves. */
 static void relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, const sheaf_dtensor *tensor,
-                     const sheaf_placement *to, int always, sheaf_dtensor **moved)
+                     const sheaf_placement *to, int passing, int always, sheaf_dtensor **moved)
 {
   char doing[256];
   relocation r = {.wanted = *desc};
-  FLOW(flow, prepare(tensor, to, &r));
+  FLOW(flow, prepare(tensor, to, passing, &r));
   describe(desc, to, doing, sizeof doing);
   if (always || path_sends(desc, to)) shf_flow_agree_on(flow, doing, NULL);
   SURELY(flow, shf_move_run(&r.move));
   if (flow->status == SHEAF_OK) {
-    if (r.made->owned)
+    if (r.made->owned || !r.move.result_is_own)
       shf_convert(r.travels, r.move.result.data, r.kept, r.made->owned, shf_array_cells(&r.move.result));
     else
       r.made->owned = r.made->local.data = shf_move_take(&r.move);
@@ -258,7 +264,7 @@ sheaf_status sheaf_dtensor_redistribute(const sheaf_dtensor *tensor, const sheaf
   *moved = NULL;
   SHF_REQUIRE(tensor && placements, INVALID_PROBLEM, "%s is NULL", tensor ? "placements" : "tensor");
   shf_flow flow = {.mesh = tensor->desc.mesh};
-  relocate(&flow, &tensor->desc, tensor, placements, 1, moved);
+  relocate(&flow, &tensor->desc, tensor, placements, 0, 1, moved);
   return flow.status;
 }
 
@@ -266,14 +272,14 @@ void shf_relocate_input(shf_flow *flow, const sheaf_dtensor *input, const sheaf_
 {
   *moved = NULL;
   if (shf_placements_equal(flow->mesh, input->desc.placements, to)) return;
-  relocate(flow, &input->desc, input, to, 0, moved);
+  relocate(flow, &input->desc, input, to, 1, 0, moved);
 }
 
 void shf_relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, sheaf_dtensor **tensor, const sheaf_placement *to)
 {
   sheaf_dtensor *moved = NULL;
   if (shf_placements_equal(flow->mesh, desc->placements, to)) return;
-  relocate(flow, desc, *tensor, to, 0, &moved);
+  relocate(flow, desc, *tensor, to, 0, 0, &moved);
   if (!moved) return;
   sheaf_dtensor_free(*tensor);
   *tensor = moved;

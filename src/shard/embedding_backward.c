@@ -45,7 +45,7 @@ static void add_frequencies(shf_call *c, int64_t *counts)
   if (!sums) return;
   array.data = (char *)counts;
   shf_move move = {0};
-  FLOW(&c->flow, shf_move_prepare(&move, &array, whole));
+  FLOW(&c->flow, shf_move_prepare(&move, &array, whole, 1));
   if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(&move));
   if (c->flow.status == SHEAF_OK && move.result_is_own && shf_array_cells(&array))
     memcpy(counts, move.result.data, (size_t)shf_array_bytes(&array));
@@ -259,8 +259,8 @@ void shf_embedding_backward(shf_embedding_call *e)
     void *total = own && g.out ? shf_dtensor_data(g.out) : NULL;
     if (!own) {
       FLOW(&c->flow, shf_pool_get(&c->pool, cells * shf_core_dtype_size(e->acc), &total));
-      if (c->flow.status == SHEAF_OK && cells) memset(total, 0, (size_t)(cells * shf_core_dtype_size(e->acc)));
     }
+    if (c->flow.status == SHEAF_OK && cells) memset(total, 0, (size_t)(cells * shf_core_dtype_size(e->acc)));
     return_rows(&g, total);
     if (!own && c->flow.status == SHEAF_OK)
       shf_convert(e->acc, total, c->problem.dtype, shf_dtensor_data(g.out), cells);

@@ -203,7 +203,7 @@ static void finish_max(shf_embedding_call *e, const char *values, const char *ro
     memcpy(pairs.data + i * pairs.cell, values + i * t.value_bytes, (size_t)t.value_bytes);
     memcpy(pairs.data + i * pairs.cell + t.value_bytes, rows + i * t.index_bytes, (size_t)t.index_bytes);
   }
-  FLOW(&c->flow, shf_move_prepare(&move, &pairs, whole));
+  FLOW(&c->flow, shf_move_prepare(&move, &pairs, whole, 1));
   FLOW(&c->flow, shf_call_output(c, c->problem.dtype, whole, out));
   FLOW(&c->flow, shf_call_output(c, c->problem.index_dtype, whole, arg));
   if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(&move));

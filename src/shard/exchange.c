@@ -71,7 +71,7 @@ static int received_in_place(const shf_exchange *e, const dealing *d, const shf_
   return !is_reducing(e) && shf_box_piece(&d->receives, gets) >= 0;
 }
 
-static sheaf_status prepare_exchange(shf_exchange *e)
+static sheaf_status prepare_exchange(shf_exchange *e, int passing)
 {
   const sheaf_mesh *mesh = e->from.mesh;
   shf_box had = box_of(&e->from), gets = box_of(&e->to);
@@ -82,9 +82,9 @@ static sheaf_status prepare_exchange(shf_exchange *e)
     if (d.receive_cells && !received_in_place(e, &d, &gets)) e->receive_bytes += d.receive_cells * e->from.cell;
   }
   int64_t bytes = shf_array_bytes(&e->to), staging = e->send_bytes + e->receive_bytes;
-  e->to.data = shf_core_alloc((size_t)bytes);
-  e->staging_bytes = staging + 1; /* never none, so that places in it can be named */
-  e->staging = shf_core_alloc((size_t)e->staging_bytes);
+  e->passing = passing;
+  e->to.data = passing ? shf_buffer_get(mesh, bytes) : shf_core_alloc((size_t)bytes);
+  e->staging = shf_buffer_get(mesh, staging + 1); /* never none, so that places in it can be named */
   if ((bytes && !e->to.data) || !e->staging)
     return shf_core_no_memory("moving a tensor between ranks", (size_t)(bytes + staging));
   return SHEAF_OK;
@@ -192,7 +192,7 @@ static void add_reduce(shf_move *move, const shf_array *now, const shf_stage *st
   add_exchange(move, &line, whole, stage->moves);
 }
 
-sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to)
+sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to, int passing)
 {
   memset(move, 0, sizeof *move);
   move->path = shf_shard_path(from->mesh, from->rank, from->shape, from->at, to);
@@ -207,7 +207,8 @@ sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf
     for (int j = first; j < move->exchanges && status == SHEAF_OK; j++) {
       shf_exchange *e = &move->exchange[j];
       if (j > 0) e->from.data = move->exchange[j - 1].to.data;
-      status = prepare_exchange(e);
+      int last = i + 1 == move->path.stages && j + 1 == move->exchanges;
+      status = prepare_exchange(e, passing || !last);
     }
     memcpy(now.at, stage->to, sizeof now.at);
     for (int m = 0; m < now.mesh->dims && stage->kind == SHF_STAGE_FILL; m++)
@@ -254,8 +255,11 @@ void shf_move_free(shf_move *move)
 {
   for (int i = 0; i < move->exchanges; i++) {
     shf_exchange *e = &move->exchange[i];
-    if (e->staging) shf_core_free(e->staging, (size_t)e->staging_bytes);
-    if (e->to.data) shf_core_free(e->to.data, (size_t)shf_array_bytes(&e->to));
+    shf_buffer_put(e->from.mesh, e->staging);
+    if (e->passing)
+      shf_buffer_put(e->from.mesh, e->to.data);
+    else if (e->to.data)
+      shf_core_free(e->to.data, (size_t)shf_array_bytes(&e->to));
   }
   memset(move, 0, sizeof *move);
 }
@@ -263,13 +267,7 @@ void shf_move_free(shf_move *move)
 char *shf_move_take(shf_move *move)
 {
   char *data = move->result.data;
-  size_t bytes = (size_t)shf_array_bytes(&move->result);
-  if (move->result_is_own) {
-    move->exchange[move->exchanges - 1].to.data = NULL;
-    move->result.data = NULL;
-    return data;
-  }
-  char *copy = shf_core_alloc(bytes);
-  if (copy) memcpy(copy, data, bytes);
-  return copy;
+  move->exchange[move->exchanges - 1].to.data = NULL;
+  move->result.data = NULL;
+  return data;
 }

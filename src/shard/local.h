@@ -14,6 +14,7 @@ struct sheaf_dtensor {
   int64_t local_strides[MAX_RANK];
   void *owned; /* NULL: borrowed */
   size_t owned_bytes;
+  int passing; /* what it owns is one of the mesh's buffers */
 };
 
 /* What a part is made of: f32 for Partial tensors of 16-bit types, else the tensor's own type. */
@@ -22,8 +23,8 @@ sheaf_dtype shf_local_dtype(const sheaf_mesh *mesh, sheaf_dtype dtype, const she
 /* The tensor as an array. */
 shf_array shf_dtensor_array(const sheaf_dtensor *tensor);
 
-/* A tensor that owns `data` (from shf_core_alloc, as many bytes as its part has). NULL when there is no memory for it. */
-sheaf_dtensor *shf_dtensor_adopt(const sheaf_dtensor_desc *desc, void *data);
+/* A tensor whose elements are not set. `passing`: for the length of a call, in one of the mesh's buffers. */
+sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int passing, sheaf_dtensor **tensor);
 
 /* Replaces a tensor by one that lies as `to` says. When anything has to be sent, ranks agree first; when not, it does
  * not communicate. A rank that failed before has no tensor, but takes part with its description. */

@@ -36,9 +36,11 @@ sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm,
   if (comm) {
     made->scratch_bytes = (size_t)ranks * (sizeof(shf_record) + 2 * sizeof(shf_message));
     made->scratch = shf_core_alloc(made->scratch_bytes);
-    if (!made->scratch) {
-      shf_core_free(made, sizeof *made);
-      return shf_core_no_memory("a mesh", (size_t)ranks * (sizeof(shf_record) + 2 * sizeof(shf_message)));
+    sheaf_status status =
+        made->scratch ? shf_buffers_create(&made->buffers) : shf_core_no_memory("a mesh", made->scratch_bytes);
+    if (status != SHEAF_OK) {
+      sheaf_mesh_free(made);
+      return status;
     }
   }
   *mesh = made;
@@ -48,6 +50,7 @@ sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm,
 void sheaf_mesh_free(sheaf_mesh *mesh)
 {
   if (!mesh) return;
+  shf_buffers_free(mesh->buffers);
   if (mesh->scratch) shf_core_free(mesh->scratch, mesh->scratch_bytes);
   shf_core_free(mesh, sizeof *mesh);
 }

@@ -106,7 +106,8 @@ typedef struct shf_exchange {
   shf_array from, to;
   int moves;
   char *staging; /* packed parts, to be sent, then received */
-  int64_t send_bytes, receive_bytes, staging_bytes;
+  int64_t send_bytes, receive_bytes;
+  int passing; /* the result is needed only while the move runs: it is one of the mesh's buffers */
 } shf_exchange;
 
 typedef struct shf_move {
@@ -118,8 +119,9 @@ typedef struct shf_move {
 } shf_move;
 
 /* Works out a move and allocates for it; nothing is sent, the source's data need not be there yet. On failure there is
- * nothing to free. */
-sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to);
+ * nothing to free. `passing`: the result too is one of the mesh's buffers, to be given back with shf_buffer_put when it
+ * was taken. */
+sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to, int passing);
 
 /* Whether running it sends anything (the same on every rank). */
 int shf_move_sends(const shf_move *move);
@@ -130,8 +132,7 @@ sheaf_status shf_move_run(shf_move *move);
 /* Frees everything, the result too unless it was taken. NULL data afterwards. */
 void shf_move_free(shf_move *move);
 
-/* Takes the result's data, to be freed by the caller with shf_array_bytes; a copy when it is the source's. NULL: no
- * memory, which cannot happen when result_is_own. */
+/* Takes the result's data, which must be the move's own, to be freed by the caller. */
 char *shf_move_take(shf_move *move);
 
 #endif

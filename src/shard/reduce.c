@@ -68,6 +68,7 @@ void shf_reduce_terms(const shf_reducer *reducer, int64_t cell, int is_first, ch
 
 void shf_reduce_fill(const shf_reducer *reducer, int64_t cell, char *data, int64_t cells)
 {
+  if (cells == 0) return;
   memset(data, 0, (size_t)(cells * cell));
   if (reducer->kind != SHF_REDUCE_PROD && reducer->kind != SHF_REDUCE_MAX && reducer->kind != SHF_REDUCE_MIN) return;
   double value = reducer->kind == SHF_REDUCE_PROD ? 1 : reducer->kind == SHF_REDUCE_MAX ? -INFINITY : INFINITY;

@@ -113,5 +113,8 @@ sheaf_dtensor_desc shf_call_desc(const shf_call *c, sheaf_dtype dtype, const she
 sheaf_status shf_call_output(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at, sheaf_dtensor **tensor)
 {
   sheaf_dtensor_desc desc = shf_call_desc(c, dtype, at);
-  return sheaf_dtensor_create(&desc, tensor);
+  sheaf_placement target[MAX_DIMS] = {{0}};
+  shf_call_target(c, 0, target);
+  /* What does not lie where it is wanted will be moved, and lives no longer than the call. */
+  return shf_dtensor_make(&desc, c->wanted && !shf_placements_equal(c->flow.mesh, at, target), tensor);
 }

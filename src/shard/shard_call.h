@@ -40,7 +40,7 @@ sheaf_status shf_call_check(const shf_call_operand *operands, int count, const s
 /* What the output will lie as: wanted, or what the strategy gives; with `complete`, Partial is replaced by Replicate. */
 void shf_call_target(const shf_call *c, int complete, sheaf_placement target[MAX_DIMS]);
 
-/* A tensor of the output's shape: its description, and a new one. */
+/* A tensor of the output's shape: its description, and a new one whose elements are not set. */
 sheaf_dtensor_desc shf_call_desc(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at);
 sheaf_status shf_call_output(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at, sheaf_dtensor **tensor);
 

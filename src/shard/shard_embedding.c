@@ -156,7 +156,7 @@ sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const s
     e.c.flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", backward ? "table_grad" : "out");
   FLOW(&e.c.flow, read_problem(desc, args, &e.c.problem));
   FLOW(&e.c.flow, shf_call_choose(&e.c, call));
-  char doing[600];
+  char doing[1200];
   describe(desc, call, args, e.c.flow.mesh, doing, sizeof doing);
   int64_t facts[2] = {args->indices && args->indices->desc.rank ? args->indices->local_shape[0] : 0, 0};
   if (shf_flow_agree_on(&e.c.flow, doing, facts)) {

@@ -21,6 +21,7 @@ struct sheaf_mesh {
   sheaf_comm *comm;
   char *scratch; /* over a communicator: a record per rank, and two lists of messages (agree.c, exchange.c) */
   size_t scratch_bytes;
+  struct shf_buffers *buffers; /* over a communicator */
 };
 
 /* ---- Boxes: mesh.c, box.c --------------------------------------------------------------------------------------- */
@@ -54,6 +55,15 @@ void shf_box_copy(const shf_box *part, const shf_box *from, const char *source, 
 
 /* Where `part` begins in a buffer that holds `box`, in cells, when it lies there in one piece; else -1. */
 int64_t shf_box_piece(const shf_box *part, const shf_box *box);
+
+/* ---- Buffers: buffers.c ----------------------------------------------------------------------------------------- */
+
+sheaf_status shf_buffers_create(struct shf_buffers **buffers);
+void shf_buffers_free(struct shf_buffers *buffers);
+
+/* Memory for the length of a call, from what the mesh keeps if it can be; NULL when there is none, or for 0 bytes. */
+void *shf_buffer_get(const sheaf_mesh *mesh, int64_t bytes);
+void shf_buffer_put(const sheaf_mesh *mesh, void *memory);
 
 /* ---- Placements: placement.c ------------------------------------------------------------------------------------ */
 

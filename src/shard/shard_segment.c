@@ -165,7 +165,7 @@ sheaf_status sheaf_shard_segment_run(const sheaf_segment_desc *desc, const sheaf
     s.c.flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", backward ? "data_grad" : "out");
   FLOW(&s.c.flow, read_problem(desc, args, &s.c.problem));
   FLOW(&s.c.flow, shf_call_choose(&s.c, call));
-  char doing[600];
+  char doing[1200];
   describe(desc, call, args, s.c.flow.mesh, doing, sizeof doing);
   if (shf_flow_agree_on(&s.c.flow, doing, NULL)) {
     const sheaf_mesh *mesh = s.c.flow.mesh;
@@ -190,7 +190,7 @@ sheaf_status sheaf_shard_segment_run(const sheaf_segment_desc *desc, const sheaf
 
 void shf_segment_count(const shf_segment_call *s, int64_t *counts)
 {
-  memset(counts, 0, (size_t)s->c.problem.bags * sizeof *counts);
+  if (s->c.problem.bags) memset(counts, 0, (size_t)s->c.problem.bags * sizeof *counts);
   for (int64_t i = 0; i < s->row_hi - s->row_lo; i++) {
     int64_t id = shf_load_index(s->c.problem.index_dtype, s->ids, i);
     if (id >= 0 && id < s->c.problem.bags) counts[id]++;
@@ -208,7 +208,7 @@ void shf_segment_reduce(shf_segment_call *s, void *data, int64_t cell, shf_reduc
     if (shf_is_shard(&c->strategy.in[1][m])) array.at[m] = sheaf_partial(SHEAF_PARTIAL_SUM);
   array.data = data;
   shf_move move = {0};
-  FLOW(&c->flow, shf_move_prepare(&move, &array, whole));
+  FLOW(&c->flow, shf_move_prepare(&move, &array, whole, 1));
   if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(&move));
   if (c->flow.status == SHEAF_OK && move.result_is_own && array.shape[0])
     memcpy(data, move.result.data, (size_t)(array.shape[0] * cell));
