@@ -36,27 +36,27 @@ typedef struct bench {
 /* One line: inputs lie as the strategy wants them; `local` is the same call with its output left as it comes. */
 typedef struct line {
   const char *name;
-  sheaf_embedding_kind kind;
   const char *first, *index, *out; /* placements; out NULL: as it comes */
+  sheaf_embedding_kind kind;
   int dispatch;
   int collective; /* -1: none */
   int of_table;   /* the collective is over the table's bytes, not the output's */
 } line;
 
 static const line lines[] = {
-    {"lookup, column", SHEAF_LOOKUP, "S(1)", "R", NULL, 0, -1, 0},
-    {"lookup, batch", SHEAF_LOOKUP, "R", "S(0)", NULL, 0, -1, 0},
-    {"lookup, row, output whole", SHEAF_LOOKUP, "S(0)", "R", "R", 0, SHEAF_ALL_REDUCE, 0},
-    {"lookup, row, output cut", SHEAF_LOOKUP, "S(0)", "R", "S(0)", 0, SHEAF_REDUCE_SCATTER, 0},
-    {"lookup, dispatch", SHEAF_LOOKUP, "S(0)", "S(0)", NULL, 1, SHEAF_ALL_TO_ALL, 0},
-    {"bag sum, column", SHEAF_BAG_SUM, "S(1)", "R", NULL, 0, -1, 0},
-    {"bag sum, row, output whole", SHEAF_BAG_SUM, "S(0)", "R", "R", 0, SHEAF_ALL_REDUCE, 0},
-    {"bag sum, row, output cut", SHEAF_BAG_SUM, "S(0)", "R", "S(0)", 0, SHEAF_REDUCE_SCATTER, 0},
-    {"bag sum, dispatch", SHEAF_BAG_SUM, "S(0)", "S(0)", NULL, 1, SHEAF_ALL_TO_ALL, 0},
-    {"backward, row", SHEAF_LOOKUP_BACKWARD, "R", "R", NULL, 0, -1, 1},
-    {"backward, batch, whole", SHEAF_LOOKUP_BACKWARD, "S(0)", "S(0)", "R", 0, SHEAF_ALL_REDUCE, 1},
-    {"backward, batch, cut", SHEAF_LOOKUP_BACKWARD, "S(0)", "S(0)", "S(0)", 0, SHEAF_REDUCE_SCATTER, 1},
-    {"backward, dispatch", SHEAF_LOOKUP_BACKWARD, "S(0)", "S(0)", NULL, 1, SHEAF_ALL_TO_ALL, 0},
+    {"lookup, column", "S(1)", "R", NULL, SHEAF_LOOKUP, 0, -1, 0},
+    {"lookup, batch", "R", "S(0)", NULL, SHEAF_LOOKUP, 0, -1, 0},
+    {"lookup, row, output whole", "S(0)", "R", "R", SHEAF_LOOKUP, 0, SHEAF_ALL_REDUCE, 0},
+    {"lookup, row, output cut", "S(0)", "R", "S(0)", SHEAF_LOOKUP, 0, SHEAF_REDUCE_SCATTER, 0},
+    {"lookup, dispatch", "S(0)", "S(0)", NULL, SHEAF_LOOKUP, 1, SHEAF_ALL_TO_ALL, 0},
+    {"bag sum, column", "S(1)", "R", NULL, SHEAF_BAG_SUM, 0, -1, 0},
+    {"bag sum, row, output whole", "S(0)", "R", "R", SHEAF_BAG_SUM, 0, SHEAF_ALL_REDUCE, 0},
+    {"bag sum, row, output cut", "S(0)", "R", "S(0)", SHEAF_BAG_SUM, 0, SHEAF_REDUCE_SCATTER, 0},
+    {"bag sum, dispatch", "S(0)", "S(0)", NULL, SHEAF_BAG_SUM, 1, SHEAF_ALL_TO_ALL, 0},
+    {"backward, row", "R", "R", NULL, SHEAF_LOOKUP_BACKWARD, 0, -1, 1},
+    {"backward, batch, whole", "S(0)", "S(0)", "R", SHEAF_LOOKUP_BACKWARD, 0, SHEAF_ALL_REDUCE, 1},
+    {"backward, batch, cut", "S(0)", "S(0)", "S(0)", SHEAF_LOOKUP_BACKWARD, 0, SHEAF_REDUCE_SCATTER, 1},
+    {"backward, dispatch", "S(0)", "S(0)", NULL, SHEAF_LOOKUP_BACKWARD, 1, SHEAF_ALL_TO_ALL, 0},
 };
 
 static double now_us(void)
@@ -113,7 +113,7 @@ typedef struct call {
 /* Median time of a call in microseconds; below 0 when it failed. */
 static double time_call(const bench *b, call *c, const sheaf_placement *out)
 {
-  double times[MAX_RUNS];
+  double times[MAX_RUNS] = {0};
   c->how.out = out;
   for (int64_t i = -1; i < b->runs; i++) {
     c->out = NULL;

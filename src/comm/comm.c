@@ -25,8 +25,9 @@ sheaf_status sheaf_comm_open(const char *engine, const void *handle, sheaf_comm 
   SHF_REQUIRE(comm, INVALID_PROBLEM, "comm is NULL");
   *comm = NULL;
   SHF_REQUIRE(engine, INVALID_PROBLEM, "engine is NULL");
-  const shf_engine *found;
+  const shf_engine *found = NULL;
   SHF_TRY(find_engine(engine, &found));
+  if (!found) return SHEAF_UNAVAILABLE;
   sheaf_comm *made = shf_core_alloc(sizeof *made);
   if (!made) return shf_core_no_memory("a communicator", sizeof *made);
   *made = (sheaf_comm){.engine = found};
@@ -102,8 +103,9 @@ sheaf_status sheaf_comm_measure(sheaf_comm *comm, sheaf_collective collective, i
   int missing = !memory;
   sheaf_status status = shf_comm_gather(comm, &missing, sizeof missing, comm->flags);
   for (int64_t rank = 0; rank < comm->size; rank++) missing |= comm->flags[rank];
-  if (status == SHEAF_OK && missing) status = shf_core_no_memory("measuring a collective", 2 * (size_t)bytes);
-  if (status == SHEAF_OK) memset(memory, 0, 2 * (size_t)bytes);
+  if (status == SHEAF_OK && (missing || !memory))
+    status = shf_core_no_memory("measuring a collective", 2 * (size_t)bytes);
+  if (status == SHEAF_OK && memory) memset(memory, 0, 2 * (size_t)bytes);
   for (int i = -1; i < repeats && status == SHEAF_OK; i++) { /* the first one does not count */
     double time;
     if (comm->engine->measure(comm->state, collective, memory, memory + bytes, bytes, &time, why) != 0)

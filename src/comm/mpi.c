@@ -104,8 +104,10 @@ static int mpi_exchange(void *state, const shf_message *send, int64_t sends, con
 {
   mpi_state *s = state;
   int64_t needed = pieces_of(send, sends) + pieces_of(receive, receives);
-  if (needed > s->room) {
-    MPI_Request *more = realloc(s->requests, (size_t)needed * sizeof *more);
+  if (needed > 0 && needed > s->room) {
+    size_t bytes =
+        (size_t)needed * sizeof(MPI_Request); /* NOLINT(bugprone-sizeof-expression): handles may be pointers */
+    MPI_Request *more = realloc(s->requests, bytes);
     if (!more) { /* others already wait for this rank: end the job with a message rather than leave them waiting */
       fprintf(stderr, "sheaf: no memory for %lld MPI requests\n", (long long)needed);
       MPI_Abort(s->comm, 1);

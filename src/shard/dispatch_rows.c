@@ -121,7 +121,7 @@ static sheaf_status swap_parts(const shf_dispatch *d, const void *send, const in
       if (sent) memcpy((char *)receive + receive_at[g] * cell, (const char *)send + send_at[g] * cell, (size_t)sent);
       continue;
     }
-    if (sent) out[sends++] = (shf_message){d->member[g], (char *)(uintptr_t)send + send_at[g] * cell, sent};
+    if (sent) out[sends++] = (shf_message){d->member[g], (char *)send + send_at[g] * cell, sent};
     if (received) in[receives++] = (shf_message){d->member[g], (char *)receive + receive_at[g] * cell, received};
   }
   if (d->members == 1) return SHEAF_OK;

@@ -160,7 +160,8 @@ sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, sheaf_dtensor 
   SHF_TRY(check_desc(desc));
   SHF_REQUIRE(!is_bags(desc), INVALID_PROBLEM, "what a rank has under Bags depends on the offsets: wrap it");
   SHF_TRY(shf_dtensor_make(desc, 0, tensor));
-  if ((*tensor)->owned) memset((*tensor)->owned, 0, (*tensor)->owned_bytes);
+  sheaf_dtensor *made = *tensor;
+  if (made && made->owned) memset(made->owned, 0, made->owned_bytes);
   return SHEAF_OK;
 }
 

@@ -6,7 +6,7 @@
 sheaf_operand shf_local_operand(shf_local *local, sheaf_dtype dtype, const void *data, int rank, const int64_t *shape)
 {
   memcpy(local->shape, shape, (size_t)rank * sizeof *shape);
-  local->tensor = (DLTensor){.data = (void *)(uintptr_t)data,
+  local->tensor = (DLTensor){.data = (void *)data,
                              .device = {kDLCPU, 0},
                              .ndim = rank,
                              .dtype = sheaf_dtype_to_dl(dtype),

@@ -33,9 +33,10 @@ void shf_relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, sheaf_dtensor 
 /* The same for an input, which is left alone: `*moved` is NULL when it already lies so. */
 void shf_relocate_input(shf_flow *flow, const sheaf_dtensor *input, const sheaf_placement *to, sheaf_dtensor **moved);
 
+/* Its part's first byte; NULL for an empty part, and for no tensor. */
 static inline char *shf_dtensor_data(const sheaf_dtensor *tensor)
 {
-  return tensor->local.data ? (char *)tensor->local.data + tensor->local.byte_offset : NULL;
+  return tensor && tensor->local.data ? (char *)tensor->local.data + tensor->local.byte_offset : NULL;
 }
 
 /* How terms of this type are reduced under a placement. */

@@ -102,7 +102,7 @@ void shf_call_target(const shf_call *c, int complete, sheaf_placement target[MAX
 sheaf_dtensor_desc shf_call_desc(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at)
 {
   sheaf_dtensor_desc desc = SHEAF_DTENSOR_DESC_INIT;
-  desc.mesh = (sheaf_mesh *)(uintptr_t)c->flow.mesh; /* a tensor only lends it on */
+  desc.mesh = (sheaf_mesh *)c->flow.mesh; /* a tensor only lends it on */
   desc.dtype = dtype;
   desc.rank = c->shapes.out.rank;
   memcpy(desc.shape, c->shapes.out.shape, sizeof desc.shape);

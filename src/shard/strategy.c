@@ -263,14 +263,12 @@ sheaf_status sheaf_strategies(const sheaf_shard_problem *problem, int compatible
   *list = NULL;
   SHF_TRY(shf_shard_check_struct(problem, sizeof *problem, "problem"));
   if (profile) SHF_TRY(shf_shard_check_struct(profile, sizeof *profile, "profile"));
-  shf_shard_shapes shapes;
+  static const char *const inputs[] = {"input 0", "input 1", "input 2"};
+  shf_shard_shapes shapes = {0};
   SHF_TRY(shf_shard_shapes_of(problem, &shapes));
   const sheaf_mesh *mesh = problem->mesh;
-  for (int j = 0; j < shapes.inputs; j++)
-    SHF_TRY(shf_placements_check(mesh, problem->in[j], shapes.in[j].rank,
-                                 j == 0   ? "input 0"
-                                 : j == 1 ? "input 1"
-                                          : "input 2"));
+  for (int j = 0; j < shapes.inputs && j < MAX_INPUTS; j++)
+    SHF_TRY(shf_placements_check(mesh, problem->in[j], shapes.in[j].rank, inputs[j]));
   if (problem->out_wanted) SHF_TRY(shf_placements_check(mesh, problem->out, shapes.out.rank, "out"));
 
   rule_list rules = rules_of(problem, compatible);
