@@ -260,9 +260,12 @@ typedef struct sheaf_shard_call {
 typedef struct sheaf_shard_embedding_args {
   size_t struct_size;
   const sheaf_dtensor *table, *indices, *offsets, *weights, *grad_out, *arg;
-  sheaf_dtensor **out;        /* forward kinds */
-  sheaf_dtensor **arg_out;    /* BAG_MAX */
-  sheaf_dtensor **table_grad; /* backward kinds */
+  const sheaf_dtensor *forward; /* BAG_MEAN_BACKWARD, when weights_grad is wanted: the forward output */
+  sheaf_dtensor **out;          /* forward kinds */
+  sheaf_dtensor **arg_out;      /* BAG_MAX */
+  sheaf_dtensor **table_grad;   /* backward kinds */
+  sheaf_dtensor **weights_grad; /* BAG_SUM and MEAN BACKWARD, when weighted; `table` is read then. Lies as the strategy */
+                                /* has the indices */
 } sheaf_shard_embedding_args;
 #define SHEAF_SHARD_EMBEDDING_ARGS_INIT SHEAF_INIT(sheaf_shard_embedding_args)
 

@@ -137,10 +137,10 @@ sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *
   return SHEAF_OK;
 }
 
-sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int passing, sheaf_dtensor **tensor)
+sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int64_t entries, int passing, sheaf_dtensor **tensor)
 {
   *tensor = NULL;
-  sheaf_dtensor *t = make(desc, 0);
+  sheaf_dtensor *t = make(desc, entries);
   if (!t) return shf_core_no_memory("a distributed tensor", sizeof *t);
   size_t bytes = t->owned_bytes;
   t->passing = passing;
@@ -159,7 +159,7 @@ sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, sheaf_dtensor 
   *tensor = NULL;
   SHF_TRY(check_desc(desc));
   SHF_REQUIRE(!is_bags(desc), INVALID_PROBLEM, "what a rank has under Bags depends on the offsets: wrap it");
-  SHF_TRY(shf_dtensor_make(desc, 0, tensor));
+  SHF_TRY(shf_dtensor_make(desc, 0, 0, tensor));
   sheaf_dtensor *made = *tensor;
   if (made && made->owned) memset(made->owned, 0, made->owned_bytes);
   return SHEAF_OK;
@@ -210,7 +210,7 @@ static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *
   }
   int converts = r->travels != r->kept;
   SHF_TRY(shf_move_prepare(&r->move, &array, placements, passing || converts));
-  if (converts || !r->move.result_is_own) return shf_dtensor_make(&r->wanted, passing, &r->made);
+  if (converts || !r->move.result_is_own) return shf_dtensor_make(&r->wanted, 0, passing, &r->made);
   r->made = make(&r->wanted, 0); /* it will get what the move brings */
   if (!r->made) return shf_core_no_memory("a distributed tensor", sizeof *r->made);
   r->made->passing = passing;

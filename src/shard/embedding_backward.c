@@ -271,9 +271,14 @@ void shf_embedding_backward(shf_embedding_call *e)
   shf_call_target(c, 0, target);
   sheaf_dtensor_desc desc = shf_call_desc(c, c->problem.dtype, c->strategy.out);
   shf_relocate(&c->flow, &desc, &g.out, target);
-  if (shf_flow_settle(&c->flow))
-    *e->args->table_grad = g.out;
-  else
-    sheaf_dtensor_free(g.out);
+  sheaf_dtensor *weights_grad = NULL;
+  int weights = e->args->weights_grad && e->desc->weighted && e->desc->kind != SHEAF_LOOKUP_BACKWARD;
+  if (weights) shf_embedding_weights_grad(e, &weights_grad);
+  int well = shf_flow_settle(&c->flow);
+  if (well) *e->args->table_grad = g.out;
+  if (well && weights) *e->args->weights_grad = weights_grad;
+  if (well) return;
+  sheaf_dtensor_free(g.out);
+  sheaf_dtensor_free(weights_grad);
 }
 /* NOLINTEND(clang-analyzer-core.*) */

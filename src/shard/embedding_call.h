@@ -36,6 +36,14 @@ void shf_embedding_local_op(const shf_embedding_call *e, sheaf_embedding_kind ki
 void shf_embedding_dispatch(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
                             shf_dispatch *d);
 
+/* The rows this rank's entries name, one after the other, under new numbers, as elements of type `wanted`. `at`: how the
+ * table lies. Collective when rows are dispatched. */
+void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, const sheaf_placement *at,
+                           sheaf_dtype wanted, shf_dispatch *d, shf_local_rows *rows);
+
+/* The gradient of per-sample weights, into a new tensor. */
+void shf_embedding_weights_grad(shf_embedding_call *e, sheaf_dtensor **weights_grad);
+
 void shf_embedding_forward(shf_embedding_call *e);
 void shf_embedding_backward(shf_embedding_call *e);
 

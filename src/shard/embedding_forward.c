@@ -35,14 +35,13 @@ static sheaf_status look_up(const shf_embedding_call *e, const sheaf_dtensor *ta
   return shf_local_embedding(&desc, &args);
 }
 
-/* The rows this rank's entries name, one after the other, under new numbers. */
-static void compact_rows(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
-                         shf_local_rows *rows)
+void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, const sheaf_placement *at,
+                           sheaf_dtype wanted, shf_dispatch *d, shf_local_rows *rows)
 {
   shf_call *c = &e->c;
   int64_t cell = e->columns * shf_core_dtype_size(c->problem.dtype);
   void *answers = NULL, *compact = NULL, *wide = NULL;
-  shf_embedding_dispatch(e, c->strategy.in[0], e->bags.indices, e->bags.entries, d);
+  shf_embedding_dispatch(e, at, e->bags.indices, e->bags.entries, d);
   int64_t asked = c->flow.status == SHEAF_OK ? d->asked_at[d->members] : 0;
   FLOW(&c->flow, shf_pool_get(&c->pool, asked * cell, &answers));
   FLOW(&c->flow, shf_pool_get(&c->pool, d->distinct * cell, &compact));
@@ -259,7 +258,7 @@ void shf_embedding_forward(shf_embedding_call *e)
   shf_local_rows rows = {0};
   if (is_compact(e)) {
     int widens = partial && kind != SHEAF_LOOKUP && kind != SHEAF_BAG_MAX;
-    compact_rows(e, table, widens ? e->acc : c->problem.dtype, &d, &rows);
+    shf_embedding_compact(e, table, c->strategy.in[0], widens ? e->acc : c->problem.dtype, &d, &rows);
   } else if (c->flow.status == SHEAF_OK) {
     rows = (shf_local_rows){c->problem.dtype, shf_dtensor_data(table), e->row_hi - e->row_lo,  e->row_lo,
                             c->problem.rows,  e->bags.indices,         c->problem.index_dtype, 0};

@@ -23,8 +23,9 @@ sheaf_dtype shf_local_dtype(const sheaf_mesh *mesh, sheaf_dtype dtype, const she
 /* The tensor as an array. */
 shf_array shf_dtensor_array(const sheaf_dtensor *tensor);
 
-/* A tensor whose elements are not set. `passing`: for the length of a call, in one of the mesh's buffers. */
-sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int passing, sheaf_dtensor **tensor);
+/* A tensor whose elements are not set; of one placed by Bags, `entries` are here. `passing`: for the length of a call, in
+ * one of the mesh's buffers. */
+sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int64_t entries, int passing, sheaf_dtensor **tensor);
 
 /* Replaces a tensor by one that lies as `to` says. When anything has to be sent, ranks agree first; when not, it does
  * not communicate. A rank that failed before has no tensor, but takes part with its description. */

@@ -116,5 +116,5 @@ sheaf_status shf_call_output(const shf_call *c, sheaf_dtype dtype, const sheaf_p
   sheaf_placement target[MAX_DIMS] = {{0}};
   shf_call_target(c, 0, target);
   /* What does not lie where it is wanted will be moved, and lives no longer than the call. */
-  return shf_dtensor_make(&desc, c->wanted && !shf_placements_equal(c->flow.mesh, at, target), tensor);
+  return shf_dtensor_make(&desc, 0, c->wanted && !shf_placements_equal(c->flow.mesh, at, target), tensor);
 }

@@ -12,7 +12,7 @@ typedef struct shf_call {
   shf_shard_shapes shapes;
   sheaf_strategy strategy;
   const sheaf_placement *wanted; /* NULL: as it comes */
-  sheaf_dtensor *moved[6];       /* inputs that had to move, freed with the call */
+  sheaf_dtensor *moved[8];       /* inputs that had to move, freed with the call */
   int moved_count;
 } shf_call;
 

@@ -108,6 +108,24 @@ static sheaf_status read_problem(const sheaf_embedding_desc *desc, const sheaf_s
   return SHEAF_OK;
 }
 
+/* What the gradient of weights needs besides. */
+static sheaf_status check_weights_grad(const sheaf_embedding_desc *desc, const sheaf_shard_embedding_args *a,
+                                       const sheaf_shard_problem *p)
+{
+  if (!a->weights_grad || !desc->weighted || !is_backward(desc->kind) || !has_bags(desc->kind)) return SHEAF_OK;
+  const sheaf_dtensor *table = a->table, *forward = a->forward;
+  SHF_REQUIRE(table && table->desc.rank == 2 && table->desc.shape[0] == p->rows && table->desc.shape[1] == p->dim &&
+                  table->desc.dtype == p->dtype,
+              INVALID_PROBLEM, "the gradient of weights needs the table, %lld x %lld of type %s", (long long)p->rows,
+              (long long)p->dim, sheaf_dtype_name(p->dtype));
+  if (desc->kind == SHEAF_BAG_SUM_BACKWARD) return SHEAF_OK;
+  SHF_REQUIRE(forward && forward->desc.rank == 2 && forward->desc.shape[0] == p->bags &&
+                  forward->desc.shape[1] == p->dim && forward->desc.dtype == p->dtype,
+              INVALID_PROBLEM, "the gradient of a mean's weights needs the forward output, %lld x %lld of type %s",
+              (long long)p->bags, (long long)p->dim, sheaf_dtype_name(p->dtype));
+  return SHEAF_OK;
+}
+
 static sheaf_status check_args(const sheaf_embedding_desc *desc, const sheaf_shard_embedding_args *args)
 {
   SHF_TRY(shf_shard_check_struct(desc, sizeof *desc, "desc"));
@@ -133,6 +151,7 @@ static void describe(const sheaf_embedding_desc *desc, const sheaf_shard_call *h
   shf_call_describe(text, room, "weights", a->weights);
   shf_call_describe(text, room, "grad_out", a->grad_out);
   shf_call_describe(text, room, "arg", a->arg);
+  if (a->weights_grad) shf_call_describe(text, room, "weights_grad, forward", a->forward);
   size_t at = strlen(text);
   for (int j = 0; how && how->strategy && j < how->strategy->inputs && at < room; j++, at = strlen(text)) {
     shf_placements_text(mesh, how->strategy->in[j], out);
@@ -147,7 +166,8 @@ sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const s
   int backward = is_backward(desc->kind), max_backward = desc->kind == SHEAF_BAG_MAX_BACKWARD;
   const shf_call_operand operands[] = {
       {"table", args->table, !backward}, {"indices", args->indices, !max_backward}, {"offsets", args->offsets, 0},
-      {"weights", args->weights, 0},     {"grad_out", args->grad_out, backward},    {"arg", args->arg, max_backward}};
+      {"weights", args->weights, 0},     {"grad_out", args->grad_out, backward},    {"arg", args->arg, max_backward},
+      {"forward", args->forward, 0}};
   shf_embedding_call e = {.desc = desc, .args = args};
   sheaf_status checked = shf_call_check(operands, sizeof operands / sizeof *operands, &e.c.flow.mesh);
   SHF_REQUIRE(e.c.flow.mesh, INVALID_PROBLEM, "no operand is given");
@@ -155,6 +175,7 @@ sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const s
   if (checked == SHEAF_OK && !(backward ? args->table_grad : args->out))
     e.c.flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", backward ? "table_grad" : "out");
   FLOW(&e.c.flow, read_problem(desc, args, &e.c.problem));
+  FLOW(&e.c.flow, check_weights_grad(desc, args, &e.c.problem));
   FLOW(&e.c.flow, shf_call_choose(&e.c, call));
   char doing[1200];
   describe(desc, call, args, e.c.flow.mesh, doing, sizeof doing);

@@ -177,6 +177,20 @@ sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, sheaf
   return part;
 }
 
+/* Compares `count` elements with those of the whole from `first` on. */
+static void compare(const whole *expected, int64_t first, int64_t count, const void *data, double tolerance,
+                    const char *what)
+{
+  int64_t size = whole_bytes(expected->dtype);
+  for (int64_t i = 0; i < count; i++) {
+    double a = get(expected->dtype, data, i), b = whole_get(expected, first + i);
+    double limit = tolerance * (fabs(b) > 1 ? fabs(b) : 1);
+    int same = memcmp((const char *)data + i * size, expected->data + (first + i) * size, (size_t)size) == 0;
+    CHECK(same || (tolerance > 0 && ((isnan(a) && isnan(b)) || fabs(a - b) <= limit)),
+          "%s: element %lld is %.9g, not %.9g", what, (long long)(first + i), a, b);
+  }
+}
+
 void whole_check(const whole *expected, const sheaf_dtensor *got, double tolerance, const char *what)
 {
   sheaf_placement R[SHEAF_MESH_MAX_DIMS] = {{0}};
@@ -187,13 +201,21 @@ void whole_check(const whole *expected, const sheaf_dtensor *got, double toleran
   for (int d = 0; d < expected->rank; d++)
     CHECK(local->shape[d] == expected->shape[d], "%s: extent %d is %lld", what, d, (long long)local->shape[d]);
   CHECK(sheaf_dtype_from_dl(local->dtype) == expected->dtype, "%s: another type", what);
-  int64_t size = whole_bytes(expected->dtype);
-  for (int64_t i = 0; i < expected->count; i++) {
-    double a = get(expected->dtype, local->data, i), b = whole_get(expected, i);
-    double limit = tolerance * (fabs(b) > 1 ? fabs(b) : 1);
-    int same = memcmp((char *)local->data + i * size, expected->data + i * size, (size_t)size) == 0;
-    CHECK(same || (tolerance > 0 && ((isnan(a) && isnan(b)) || fabs(a - b) <= limit)),
-          "%s: element %lld is %.9g, not %.9g", what, (long long)i, a, b);
-  }
+  compare(expected, 0, expected->count, local->data, tolerance, what);
   sheaf_dtensor_free(together);
+}
+
+void whole_check_entries(const whole *expected, const whole *offsets, const sheaf_dtensor *got, const ranks_mesh *sizes,
+                         double tolerance, const char *what)
+{
+  if (!offsets) {
+    whole_check(expected, got, tolerance, what);
+    return;
+  }
+  int64_t lo, hi;
+  bag_range(sizes, sheaf_dtensor_describe(got)->placements, offsets->count, &lo, &hi);
+  int64_t first = start_of(offsets, lo, expected->count), count = start_of(offsets, hi, expected->count) - first;
+  const DLTensor *local = sheaf_dtensor_local(got);
+  CHECK(local->shape[0] == count, "%s: %lld entries, not %lld", what, (long long)local->shape[0], (long long)count);
+  compare(expected, first, count, local->data, tolerance, what);
 }

@@ -33,6 +33,10 @@ sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, sheaf
 /* Brings a distributed tensor together and compares it: bits, or within `tolerance` of the larger of 1 and the value. */
 void whole_check(const whole *expected, const sheaf_dtensor *got, double tolerance, const char *what);
 
+/* The same of a tensor of entries, which may be placed by Bags: then each rank compares its own. */
+void whole_check_entries(const whole *expected, const whole *offsets, const sheaf_dtensor *got, const ranks_mesh *sizes,
+                         double tolerance, const char *what);
+
 /* Borrowed memory of wrapped tensors, freed by this. */
 void whole_forget(void);
 

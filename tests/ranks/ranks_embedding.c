@@ -24,7 +24,7 @@ static int64_t pick(int64_t count) { return (int64_t)(ranks_random(&seed) % (uin
 
 typedef struct task {
   setting s;
-  whole *table, *indices, *offsets, *weights, *grad, *out, *arg, *table_grad;
+  whole *table, *indices, *offsets, *weights, *grad, *out, *arg, *table_grad, *weights_grad;
   sheaf_embedding_desc desc;
 } task;
 
@@ -62,6 +62,17 @@ static void make_indices(task *t)
 
 static sheaf_operand operand(const whole *t) { return (sheaf_operand){.tensor = t ? &t->view : NULL}; }
 
+static void run_plan(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
+{
+  sheaf_plan *plan;
+  OK(sheaf_embedding_select(desc, NULL, &plan));
+  size_t bytes = sheaf_plan_workspace_size(plan);
+  void *workspace = aligned_alloc(64, bytes + 64);
+  OK(sheaf_embedding_run(plan, workspace, bytes, NULL, args));
+  free(workspace);
+  sheaf_plan_free(plan);
+}
+
 static void run_alone(task *t)
 {
   const setting *s = &t->s;
@@ -81,17 +92,19 @@ static void run_alone(task *t)
   args.weights = operand(t->weights);
   args.grad_out = operand(t->grad);
   args.arg = operand(t->arg);
+  if (t->weights_grad && s->kind == SHEAF_BAG_MEAN_BACKWARD) { /* its forward output first */
+    sheaf_embedding_desc forward = desc;
+    forward.kind = SHEAF_BAG_MEAN;
+    forward.scale_grad_by_freq = 0;
+    args.out = operand(t->out);
+    run_plan(&forward, &args);
+  }
+  if (t->weights_grad) args.weights_grad = operand(t->weights_grad);
   if (is_backward(s->kind))
     args.table_grad = operand(t->table_grad);
   else
     args.out = operand(t->out);
-  sheaf_plan *plan;
-  OK(sheaf_embedding_select(&desc, NULL, &plan));
-  size_t bytes = sheaf_plan_workspace_size(plan);
-  void *workspace = aligned_alloc(64, bytes + 64);
-  OK(sheaf_embedding_run(plan, workspace, bytes, NULL, &args));
-  free(workspace);
-  sheaf_plan_free(plan);
+  run_plan(&desc, &args);
 }
 
 static task *make_task(const setting *s)
@@ -106,6 +119,7 @@ static task *make_task(const setting *s)
   if (s->weighted) {
     t->weights = whole_make(s->dtype, t->indices->rank, t->indices->shape);
     for (int64_t i = 0; i < t->weights->count; i++) whole_set(t->weights, i, (double)(pick(3) + 1));
+    if (is_backward(s->kind)) t->weights_grad = whole_make(s->dtype, t->indices->rank, t->indices->shape);
   }
   int64_t out_shape[4] = {s->bags, s->dim};
   int out_rank = 2;
@@ -136,7 +150,8 @@ static task *make_task(const setting *s)
 
 static void free_task(task *t)
 {
-  whole *all[] = {t->table, t->indices, t->offsets, t->weights, t->grad, t->out, t->arg, t->table_grad};
+  whole *all[] = {t->table, t->indices, t->offsets,    t->weights,     t->grad,
+                  t->out,   t->arg,     t->table_grad, t->weights_grad};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) whole_free(all[i]);
   free(t);
 }
@@ -144,7 +159,7 @@ static void free_task(task *t)
 /* ---- The same on ranks ---------------------------------------------------------------------------------------------- */
 
 typedef struct parts {
-  sheaf_dtensor *table, *indices, *offsets, *weights, *grad, *arg;
+  sheaf_dtensor *table, *indices, *offsets, *weights, *grad, *arg, *forward;
 } parts;
 
 static sheaf_placement any_shard(int rank)
@@ -174,6 +189,9 @@ static void place(const task *t, const ranks_mesh *sizes, sheaf_placement in[3][
 static parts make_parts(const task *t, sheaf_mesh *mesh, const ranks_mesh *sizes, sheaf_placement in[3][2])
 {
   parts p = {0};
+  sheaf_placement any[2] = {any_shard(2), any_shard(2)};
+  if (t->weights_grad) p.table = whole_part(t->table, mesh, sizes, any);
+  if (t->weights_grad) p.forward = whole_part(t->out, mesh, sizes, any);
   if (is_backward(t->s.kind))
     p.grad = whole_part(t->grad, mesh, sizes, in[0]);
   else
@@ -193,7 +211,7 @@ static parts make_parts(const task *t, sheaf_mesh *mesh, const ranks_mesh *sizes
 
 static void free_parts(parts *p)
 {
-  sheaf_dtensor *all[] = {p->table, p->indices, p->offsets, p->weights, p->grad, p->arg};
+  sheaf_dtensor *all[] = {p->table, p->indices, p->offsets, p->weights, p->grad, p->arg, p->forward};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) sheaf_dtensor_free(all[i]);
 }
 
@@ -241,6 +259,13 @@ static double tolerance_of(const setting *s)
   return s->dtype == SHEAF_F64 ? 1e-13 : s->dtype == SHEAF_F32 ? 1e-5 : s->dtype == SHEAF_F16 ? 4e-3 : 3e-2;
 }
 
+/* A sum's products are exact, a mean's are not. */
+static double weights_tolerance(const setting *s)
+{
+  if (s->kind == SHEAF_BAG_SUM_BACKWARD) return 0;
+  return s->dtype == SHEAF_F64 ? 1e-12 : s->dtype == SHEAF_F32 ? 2e-5 : s->dtype == SHEAF_F16 ? 4e-3 : 3e-2;
+}
+
 static void check_strategy(const task *t, const ranks_mesh *sizes, const parts *p, sheaf_placement in[3][2],
                            const sheaf_strategy *s, const sheaf_placement *wanted)
 {
@@ -249,7 +274,7 @@ static void check_strategy(const task *t, const ranks_mesh *sizes, const parts *
   sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
   call.strategy = s;
   call.out = wanted;
-  sheaf_dtensor *out = NULL, *arg = NULL, *grad = NULL;
+  sheaf_dtensor *out = NULL, *arg = NULL, *grad = NULL, *weights_grad = NULL;
   sheaf_shard_embedding_args args = SHEAF_SHARD_EMBEDDING_ARGS_INIT;
   args.table = p->table;
   args.indices = p->indices;
@@ -260,6 +285,8 @@ static void check_strategy(const task *t, const ranks_mesh *sizes, const parts *
   args.out = &out;
   args.arg_out = t->s.kind == SHEAF_BAG_MAX ? &arg : NULL;
   args.table_grad = &grad;
+  args.forward = p->forward;
+  args.weights_grad = t->weights_grad ? &weights_grad : NULL;
   sheaf_status status = sheaf_shard_embedding_run(&t->desc, &call, &args);
   CHECK(status == SHEAF_OK, "%s: %s", text, sheaf_last_error());
   const sheaf_dtensor *result = is_backward(t->s.kind) ? grad : out;
@@ -268,6 +295,9 @@ static void check_strategy(const task *t, const ranks_mesh *sizes, const parts *
           text);
   whole_check(is_backward(t->s.kind) ? t->table_grad : t->out, result, tolerance_of(&t->s), text);
   if (arg) whole_check(t->arg, arg, 0, text);
+  if (weights_grad)
+    whole_check_entries(t->weights_grad, t->offsets, weights_grad, sizes, weights_tolerance(&t->s), text);
+  sheaf_dtensor_free(weights_grad);
   sheaf_dtensor_free(out);
   sheaf_dtensor_free(arg);
   sheaf_dtensor_free(grad);

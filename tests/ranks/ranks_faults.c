@@ -134,7 +134,7 @@ static sheaf_status run_embedding(const scene *s, const act *a, const sheaf_stra
                                   const sheaf_placement *out, sheaf_bad_index policy)
 {
   int bags = a->kind >= SHEAF_BAG_SUM, backward = a->kind == 1 || a->kind == 4 || a->kind == 5;
-  sheaf_dtensor *made = NULL, *arg = NULL;
+  sheaf_dtensor *made = NULL, *arg = NULL, *weights_grad = NULL;
   sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
   desc.kind = (sheaf_embedding_kind)a->kind;
   desc.rows = s->table->shape[0];
@@ -152,12 +152,15 @@ static sheaf_status run_embedding(const scene *s, const act *a, const sheaf_stra
   else
     args.out = &made;
   args.arg_out = a->kind == SHEAF_BAG_MAX ? &arg : NULL;
+  args.forward = s->bags_grad;
+  args.weights_grad = backward && a->weighted ? &weights_grad : NULL;
   sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
   call.strategy = strategy;
   call.out = out;
   sheaf_status status = sheaf_shard_embedding_run(&desc, &call, &args);
   CHECK((status == SHEAF_OK) == (made != NULL), "an output of a failed call, or none of a good one");
   sheaf_dtensor_free(made);
+  sheaf_dtensor_free(weights_grad);
   sheaf_dtensor_free(arg);
   return status;
 }
