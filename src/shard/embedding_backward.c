@@ -181,7 +181,7 @@ static void return_rows(gradient *g, char *target)
   SURELY(&c->flow, shf_dispatch_return(d, g->rows.data, terms, cell));
   if (c->flow.status != SHEAF_OK) return;
   unsigned mode = shf_core_fp_enter();
-  for (int64_t i = 0; i < asked; i++)
+  for (int64_t i = 0; cell > 0 && i < asked; i++)
     add_row(e->acc, target + (d->asked[i] - e->row_lo) * cell, (char *)terms + i * cell, e->columns);
   shf_core_fp_leave(mode);
 }
