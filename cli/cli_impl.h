@@ -20,7 +20,15 @@ typedef enum cli_option_type {
   CLI_TEXT,    /* const char *, points into argv */
   CLI_THREADS, /* int from 1 to CLI_MAX_THREADS */
   CLI_SECONDS, /* double > 0 */
+  CLI_TEXTS,   /* cli_texts: may be given several times */
 } cli_option_type;
+
+enum { CLI_MAX_TEXTS = 8 };
+
+typedef struct cli_texts {
+  const char *at[CLI_MAX_TEXTS];
+  int count;
+} cli_texts;
 
 typedef struct cli_option {
   const char *name; /* with its dashes */
@@ -54,5 +62,9 @@ int cmd_kernels(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_shard(int argc, char **argv);
+
+/* `sheaf bench shard`: argv[0] is "shard". */
+int bench_shard(int argc, char **argv);
 
 #endif

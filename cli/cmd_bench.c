@@ -21,6 +21,7 @@ static const char help[] =
   "and layers add to a small call. Only cases whose name holds every FILTER are run: 'sheaf bench bag f16 D128'. The\n"
   "column 'quiet' is the fraction with both sides at their 90th percentile, which a busy machine disturbs least; runs\n"
   "that the kernel interrupts are repeated.\n\n"
+  "'sheaf bench shard', under mpirun, measures ops over ranks, and has a --help of its own.\n\n"
   "  --threads N    threads of cases and ceilings; default: one, then as many as the library takes\n"
   "  --isa NAME     scalar, avx2 or avx512; default: the best one here. Ceilings always take the best\n"
   "  --seconds S    how long to measure each case, about; default 1, with --quick 0.2\n"
@@ -210,6 +211,7 @@ static int set_isa(const char *name)
 
 int cmd_bench(int argc, char **argv)
 {
+  if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc - 1, argv + 1);
   bench_options options = {0};
   const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads}, {"--isa", CLI_TEXT, &options.isa},
                               {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},

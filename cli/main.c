@@ -19,6 +19,7 @@ static const subcommand subcommands[] = {
   {"verify", "replay reference cases against the library", cmd_verify},
   {"demo", "run the main operations, check them, and show their speed", cmd_demo},
   {"bench", "speed as a fraction of what this machine's memory can give", cmd_bench},
+  {"shard", "plan, check and measure work that is spread over ranks", cmd_shard},
 };
 
 enum { SUBCOMMANDS = sizeof subcommands / sizeof *subcommands };

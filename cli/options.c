@@ -63,6 +63,15 @@ static int set_seconds(const char *command, const cli_option *option, const char
   return CLI_GO_ON;
 }
 
+static int add_text(const char *command, const cli_option *option, const char *value)
+{
+  cli_texts *texts = option->target;
+  if (texts->count == CLI_MAX_TEXTS)
+    return cli_misused(command, "%s can be given %d times", option->name, CLI_MAX_TEXTS);
+  texts->at[texts->count++] = value;
+  return CLI_GO_ON;
+}
+
 static int set_value(const char *command, const cli_option *option, const char *value)
 {
   switch (option->type) {
@@ -73,6 +82,8 @@ static int set_value(const char *command, const cli_option *option, const char *
   case CLI_TEXT:
     *(const char **)option->target = value;
     return CLI_GO_ON;
+  case CLI_TEXTS:
+    return add_text(command, option, value);
   case CLI_FLAG:
     break;
   }

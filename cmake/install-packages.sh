@@ -62,6 +62,8 @@ probe() {
       need g++ gcc-c++ have_command g++
       need libcmocka-dev libcmocka-devel have_header cmocka.h
       need pkg-config pkgconf-pkg-config have_command pkg-config
+      need libopenmpi-dev openmpi-devel have_command mpicc
+      need openmpi-bin openmpi have_command mpirun
       need clang clang have_command clang
       need libclang-rt-dev compiler-rt have_clang_runtime -fsanitize=fuzzer,address,undefined
       need libomp-dev libomp-devel have_clang_runtime -fopenmp

@@ -221,6 +221,58 @@ stderr_is_one_line
 expect "bench with an unknown instruction set" 2 bench small --isa sse9
 stderr_has "'sse9'"
 
+# ---- shard -----------------------------------------------------------------------------------------------------
+
+expect "shard without a part" 2 shard
+stderr_is_one_line
+expect "shard --help" 0 shard --help
+stdout_has "Usage: sheaf shard"
+expect "shard with an unknown part" 2 shard frobnicate
+stderr_has "'frobnicate'"
+for part in plan verify profile; do
+  expect "shard $part --help" 0 shard $part --help
+  stdout_has "Usage: sheaf shard $part"
+  stdout_has "Exit codes"
+  expect "shard $part with an unknown option" 2 shard $part --frobnicate
+  stderr_is_one_line
+done
+expect "shard plan" 0 shard plan --mesh 2x4 --table 1e9x128:f16 --indices 8192x50 --in W=S0,R --in idx=R,S0
+stdout_has "^\* *+* .*\[S(0), R\]"
+stdout_has "^chosen (\*): least time of "
+expect "shard plan --json" 0 shard plan --mesh 16x64 --table 1e8x64 --indices 4096x20 --op bag_sum --json --all
+valid_json
+stdout_has '"chosen": true'
+expect "shard plan that fits nowhere" 1 shard plan --mesh 2 --table 1e9x128 --indices 100 --memory 1e6
+stderr_has "fits 1e+06 bytes a rank"
+expect "shard plan of segments" 0 shard plan --mesh 8 --table 1e6x64 --op segment_max --segments 1000 --in x=S0 --in ids=S0
+stdout_has "P(max)"
+expect "shard plan without a mesh" 2 shard plan --table 10x10 --indices 5
+expect "shard plan with a wrong mesh" 2 shard plan --mesh 2x --table 10x10 --indices 5
+expect "shard plan with wrong placements" 2 shard plan --mesh 2x2 --table 10x10 --indices 5 --in W=S0
+stderr_has "'W=S0'"
+expect "shard plan of an unknown op" 2 shard plan --mesh 2 --table 10x10 --indices 5 --op frobnicate
+expect "shard verify without a file" 2 shard verify
+expect "shard verify of no file" 2 shard verify "$scratch/nothing.json"
+stderr_is_one_line
+cat >"$scratch/cases.json" <<'EOF'
+{"cases": [
+{"op": "aten.embedding.default", "mesh": [2], "shapes": [[8, 4], [6]], "in": [["R"], ["R"]], "strategies": [
+  {"out": ["R"], "in": [["R"], ["R"]], "cost": [[0.0], [0.0]]},
+  {"out": ["S(1)"], "in": [["S(1)"], ["R"]], "cost": [[0.0], [0.0]]},
+  {"out": ["MaskP"], "in": [["S(0)"], ["MaskP"]], "cost": [[0.0], [0.0]]},
+  {"out": ["S(0)"], "in": [["R"], ["S(0)"]], "cost": [[0.0], [0.0]]}]},
+{"op": "aten.embedding.default", "mesh": [2], "shapes": [[8, 4], [6]], "in": [["R"], ["R"]], "strategies": [
+  {"out": ["R"], "in": [["R"], ["R"]], "cost": [[0.0], [0.0]]}]},
+{"op": "aten.embedding.default", "mesh": [2], "shapes": [[8, 4], [6]], "in": [["S(0)"], ["R"]], "strategies": [
+  {"out": ["R"], "in": [["R"], ["R"]], "cost": [[9.0], [0.0]]}]},
+{"op": "aten.frobnicate", "mesh": [2]}]}
+EOF
+expect "shard verify of wrong cases" 1 shard verify "$scratch/cases.json"
+stdout_has "^FAIL case 1: 4 strategies, expected 1"
+stdout_has "^FAIL case 2: strategy 0: cost of input 0 is 9.3"
+stdout_has "^FAIL case 3: 'aten.frobnicate'"
+stdout_ends "1 passed, 3 failed"
+
 # ---- Output that cannot be written -----------------------------------------------------------------------------
 
 if [ -w /dev/full ]; then

@@ -71,6 +71,28 @@ SHEAF_API sheaf_io_metadata sheaf_safetensors_metadata_at(const sheaf_safetensor
 SHEAF_API sheaf_status sheaf_safetensors_write(const char *path, const sheaf_io_tensor *tensors, int64_t tensor_count,
                                                const sheaf_io_metadata *metadata, int64_t metadata_count);
 
+/* ---- safetensors in several files ---------------------------------------------------------------------------- */
+
+/* Large models lie in several safetensors files beside an index, `<stem>.safetensors.index.json`:
+ * {"metadata": {"total_size": bytes}, "weight_map": {tensor name: file name, ...}}. */
+typedef struct sheaf_safetensors_index sheaf_safetensors_index;
+
+typedef struct sheaf_index_entry {
+  const char *name; /* of a tensor */
+  const char *file; /* in which it lies: a name within the index's folder */
+} sheaf_index_entry;
+
+/* Opens and checks an index; the files it names are not looked at. `*index` is NULL on failure. Entries in the order of
+ * the file; they belong to the index. `at` returns two NULLs when there is no such position. */
+SHEAF_API sheaf_status sheaf_safetensors_index_open(const char *path, sheaf_safetensors_index **index);
+SHEAF_API void sheaf_safetensors_index_close(sheaf_safetensors_index *index);
+SHEAF_API int64_t sheaf_safetensors_index_count(const sheaf_safetensors_index *index);
+SHEAF_API sheaf_index_entry sheaf_safetensors_index_at(const sheaf_safetensors_index *index, int64_t position);
+
+/* Writes an index, atomically as all files. Names are UTF-8. */
+SHEAF_API sheaf_status sheaf_safetensors_index_write(const char *path, const sheaf_index_entry *entries, int64_t count,
+                                                     int64_t total_bytes);
+
 /* ---- npy ----------------------------------------------------------------------------------------------------- */
 
 typedef struct sheaf_npy sheaf_npy;

@@ -7,6 +7,7 @@
  *   ops.h     ops on tensors, with gradients, autocast, vmap, profiles and traces
  *   dispatch.h  how those compose, and how to add ops and layers
  *   io.h      tables in safetensors and npy files
+ *   shard.h   tables spread over ranks
  */
 #ifndef SHEAF_SHEAF_H
 #define SHEAF_SHEAF_H
@@ -16,6 +17,7 @@
 #include "io.h"
 #include "ops.h"
 #include "plan.h"
+#include "shard.h"
 #include "tensor.h"
 
 #endif

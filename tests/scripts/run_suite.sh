@@ -122,7 +122,7 @@ test_tsan() {
   compile "$build-tsan" "${clang[@]}" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-O1 -g1" -DSHEAF_SANITIZE=thread \
     -DSHEAF_TEST_TIMEOUT=3600 &&
     SHEAF_TEST_QUICK=1 OMP_TOOL_LIBRARIES=$archer TSAN_OPTIONS="ignore_noninstrumented_modules=1 die_after_fork=0" \
-      fixed_addresses run_tests "$build-tsan" -LE check
+      fixed_addresses run_tests "$build-tsan" -LE 'check|ranks'
 }
 
 test_long() {

@@ -1,4 +1,4 @@
-/* 07_own_layer.c: a layer and an op of one's own: a layer that counts how often each row is looked up, in front of the
+/* 08_own_layer.c: a layer and an op of one's own: a layer that counts how often each row is looked up, in front of the
  * CPU's kernel, and an op `row_norms` with a gradient, which composes with everything else. */
 #include <math.h>
 #include <stdio.h>

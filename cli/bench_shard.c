@@ -1,0 +1,248 @@
+/* cli/bench_shard.c: `sheaf bench shard`: ops over ranks beside the engine's own collectives of the same size. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* clock_gettime */
+#endif
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <sheaf/sheaf.h>
+
+#include "cli_impl.h"
+#include "shard_cli.h"
+
+static const char help[] =
+    "Usage: sheaf bench shard [--engine NAME] [--rows N] [--dim N] [--indices N] [--runs N]      (under mpirun)\n\n"
+    "Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows. For each: the time of a\n"
+    "call, bytes rank 0 sent, the part of the time that is left when nothing is exchanged (local), the engine's own\n"
+    "collective on as many bytes, and the rest of the time over that (ratio: 1 is the engine's own speed).\n\n"
+    "  --engine NAME    mpi (default) or self\n"
+    "  --rows N         rows of the table; default 131072\n"
+    "  --dim N          columns; default 64\n"
+    "  --indices N      indices of a batch, in bags of 16; default 131072\n"
+    "  --runs N         runs of each, of which the median counts; default 15\n"
+    "  --help           this text\n" CLI_EXIT_CODES_HELP;
+
+static const char command[] = "bench shard";
+enum { BAG = 16, MAX_RUNS = 101 };
+
+typedef struct bench {
+  sheaf_comm *comm;
+  sheaf_mesh *mesh;
+  int64_t ranks, rows, dim, indices, runs;
+} bench;
+
+/* One line: inputs lie as the strategy wants them; `local` is the same call with its output left as it comes. */
+typedef struct line {
+  const char *name;
+  const char *first, *index, *out; /* placements; out NULL: as it comes */
+  sheaf_embedding_kind kind;
+  int dispatch;
+  int collective; /* -1: none */
+  int of_table;   /* the collective is over the table's bytes, not the output's */
+} line;
+
+static const line lines[] = {
+    {"lookup, column", "S(1)", "R", NULL, SHEAF_LOOKUP, 0, -1, 0},
+    {"lookup, batch", "R", "S(0)", NULL, SHEAF_LOOKUP, 0, -1, 0},
+    {"lookup, row, output whole", "S(0)", "R", "R", SHEAF_LOOKUP, 0, SHEAF_ALL_REDUCE, 0},
+    {"lookup, row, output cut", "S(0)", "R", "S(0)", SHEAF_LOOKUP, 0, SHEAF_REDUCE_SCATTER, 0},
+    {"lookup, dispatch", "S(0)", "S(0)", NULL, SHEAF_LOOKUP, 1, SHEAF_ALL_TO_ALL, 0},
+    {"bag sum, column", "S(1)", "R", NULL, SHEAF_BAG_SUM, 0, -1, 0},
+    {"bag sum, row, output whole", "S(0)", "R", "R", SHEAF_BAG_SUM, 0, SHEAF_ALL_REDUCE, 0},
+    {"bag sum, row, output cut", "S(0)", "R", "S(0)", SHEAF_BAG_SUM, 0, SHEAF_REDUCE_SCATTER, 0},
+    {"bag sum, dispatch", "S(0)", "S(0)", NULL, SHEAF_BAG_SUM, 1, SHEAF_ALL_TO_ALL, 0},
+    {"backward, row", "R", "R", NULL, SHEAF_LOOKUP_BACKWARD, 0, -1, 1},
+    {"backward, batch, whole", "S(0)", "S(0)", "R", SHEAF_LOOKUP_BACKWARD, 0, SHEAF_ALL_REDUCE, 1},
+    {"backward, batch, cut", "S(0)", "S(0)", "S(0)", SHEAF_LOOKUP_BACKWARD, 0, SHEAF_REDUCE_SCATTER, 1},
+    {"backward, dispatch", "S(0)", "S(0)", NULL, SHEAF_LOOKUP_BACKWARD, 1, SHEAF_ALL_TO_ALL, 0},
+};
+
+static double now_us(void)
+{
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static sheaf_dtensor *make(const bench *b, sheaf_dtype dtype, int rank, int64_t rows, int64_t columns,
+                           const char *placement)
+{
+  sheaf_dtensor_desc desc = SHEAF_DTENSOR_DESC_INIT;
+  sheaf_dtensor *tensor = NULL;
+  desc.mesh = b->mesh;
+  desc.dtype = dtype;
+  desc.rank = rank;
+  desc.shape[0] = rows;
+  desc.shape[1] = columns;
+  if (sheaf_placement_parse(placement, &desc.placements[0]) != SHEAF_OK ||
+      sheaf_dtensor_create(&desc, &tensor) != SHEAF_OK)
+    return NULL;
+  return tensor;
+}
+
+/* The strategy of a line; NULL when the op has none such. */
+static const sheaf_strategy *find_strategy(const sheaf_strategy_list *list, const line *l, const sheaf_shard_problem *p)
+{
+  for (int64_t i = 0; i < sheaf_strategy_count(list); i++) {
+    const sheaf_strategy *s = sheaf_strategy_at(list, i);
+    int masked = s->in[1][0].kind == SHEAF_PLACE_MASK_PARTIAL && p->in[1][0].kind == SHEAF_PLACE_REPLICATE;
+    int keeps_rows = l->kind != SHEAF_LOOKUP_BACKWARD || l->first[0] != 'R' || s->out[0].kind == SHEAF_PLACE_SHARD;
+    if (sheaf_placement_equal(&s->in[0][0], &p->in[0][0]) &&
+        (masked || sheaf_placement_equal(&s->in[1][0], &p->in[1][0])) && (s->dispatch != 0) == l->dispatch &&
+        keeps_rows)
+      return s;
+  }
+  return NULL;
+}
+
+typedef struct call {
+  sheaf_embedding_desc desc;
+  sheaf_shard_call how;
+  sheaf_shard_embedding_args args;
+  sheaf_dtensor *out;
+} call;
+
+/* Median time of a call in microseconds; below 0 when it failed. */
+static double time_call(const bench *b, call *c, const sheaf_placement *out)
+{
+  double times[MAX_RUNS] = {0};
+  c->how.out = out;
+  for (int64_t i = -1; i < b->runs; i++) {
+    c->out = NULL;
+    double start = now_us();
+    if (sheaf_shard_embedding_run(&c->desc, &c->how, &c->args) != SHEAF_OK) return -1;
+    if (i >= 0) times[i] = now_us() - start;
+    sheaf_dtensor_free(c->out);
+  }
+  qsort(times, (size_t)b->runs, sizeof *times, by_value);
+  return times[b->runs / 2];
+}
+
+static void fill_indices(const bench *b, const sheaf_dtensor *indices)
+{
+  const DLTensor *local = sheaf_dtensor_local(indices);
+  int64_t count = local->shape[0] * (local->ndim > 1 ? local->shape[1] : 1);
+  uint64_t state =
+      sheaf_dtensor_describe(indices)->placements[0].kind == SHEAF_PLACE_SHARD ? (uint64_t)sheaf_comm_rank(b->comm) : 0;
+  for (int64_t i = 0; i < count; i++) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    ((int64_t *)local->data)[i] = (int64_t)((state >> 33) % (uint64_t)b->rows);
+  }
+}
+
+static int run_line(const bench *b, const line *l)
+{
+  int bags = l->kind == SHEAF_BAG_SUM, backward = l->kind == SHEAF_LOOKUP_BACKWARD, first_rank = 2;
+  sheaf_shard_problem p = SHEAF_SHARD_PROBLEM_INIT;
+  p.mesh = b->mesh;
+  p.kind = (uint16_t)l->kind;
+  p.bag_form = SHEAF_BAGS_MATRIX;
+  p.dtype = SHEAF_F32;
+  p.index_dtype = SHEAF_I64;
+  p.rows = b->rows;
+  p.dim = b->dim;
+  p.index_rank = bags ? 2 : 1;
+  p.bags = b->indices / BAG;
+  p.index_shape[0] = bags ? p.bags : b->indices;
+  p.index_shape[1] = bags ? BAG : 0;
+  sheaf_dtensor *first = make(b, SHEAF_F32, first_rank, backward ? b->indices : b->rows, b->dim, l->first);
+  sheaf_dtensor *index = make(b, SHEAF_I64, p.index_rank, p.index_shape[0], p.index_shape[1], l->index);
+  sheaf_strategy_list *list = NULL;
+  sheaf_placement out = sheaf_replicate();
+  call c = {SHEAF_EMBEDDING_DESC_INIT, SHEAF_SHARD_CALL_INIT, SHEAF_SHARD_EMBEDDING_ARGS_INIT, NULL};
+  double time = -1, local = 0, collective = 0;
+  int64_t bytes = 0;
+  if (first && index) {
+    p.in[0][0] = sheaf_dtensor_describe(first)->placements[0];
+    p.in[1][0] = sheaf_dtensor_describe(index)->placements[0];
+    fill_indices(b, index);
+    if (l->out) sheaf_placement_parse(l->out, &out);
+    if (sheaf_strategies(&p, 0, NULL, &list) == SHEAF_OK) c.how.strategy = find_strategy(list, l, &p);
+  }
+  if (c.how.strategy) {
+    c.desc.kind = l->kind;
+    c.desc.rows = b->rows;
+    c.desc.bag_form = SHEAF_BAGS_MATRIX;
+    c.args.indices = index;
+    if (backward)
+      c.args.grad_out = first, c.args.table_grad = &c.out;
+    else
+      c.args.table = first, c.args.out = &c.out;
+    int64_t before = sheaf_comm_statistics(b->comm).bytes_sent;
+    time = time_call(b, &c, l->out ? &out : NULL);
+    bytes = (sheaf_comm_statistics(b->comm).bytes_sent - before) / (b->runs + 1);
+    if (time >= 0 && l->out) local = time_call(b, &c, NULL);
+    int64_t size = l->of_table ? b->rows * b->dim * 4 : (bags ? p.bags : b->indices) * b->dim * 4;
+    if (l->dispatch) size = b->indices / b->ranks * (b->dim * 4 + 8); /* as if no index came twice */
+    if (l->collective >= 0 && time >= 0 &&
+        sheaf_comm_measure(b->comm, (sheaf_collective)l->collective, size > 64 ? size : 64, (int)b->runs,
+                           &collective) != SHEAF_OK)
+      time = -1;
+  }
+  int failed = time < 0;
+  if (failed)
+    cli_complain(command, "%s: %s", l->name,
+                 c.how.strategy ? sheaf_last_error() : "there is no such strategy on this mesh");
+  if (!failed && sheaf_comm_rank(b->comm) == 0) {
+    printf("%-28s %10.1f %12lld %10.1f", l->name, time, (long long)bytes, local);
+    if (collective > 0) printf(" %11.1f %7.2f", collective, (time - local) / collective);
+    putchar('\n');
+    fflush(stdout);
+  }
+  sheaf_dtensor_free(first);
+  sheaf_dtensor_free(index);
+  sheaf_strategy_list_free(list);
+  return failed ? CLI_FAILED : CLI_OK;
+}
+
+static int run_lines(bench *b)
+{
+  b->ranks = sheaf_comm_size(b->comm);
+  if (sheaf_mesh_create(&b->ranks, 1, b->comm, &b->mesh) != SHEAF_OK) {
+    cli_complain(command, "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
+  int code = CLI_OK;
+  if (sheaf_comm_rank(b->comm) == 0) {
+    printf("%lld ranks, table %lld x %lld f32, %lld indices\n", (long long)b->ranks, (long long)b->rows,
+           (long long)b->dim, (long long)b->indices);
+    printf("%-28s %10s %12s %10s %11s %7s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio");
+  }
+  for (size_t i = 0; i < sizeof lines / sizeof *lines && code == CLI_OK; i++) code = run_line(b, &lines[i]);
+  sheaf_mesh_free(b->mesh);
+  return code;
+}
+
+int bench_shard(int argc, char **argv)
+{
+  const char *engine = "mpi", *rows = "131072", *dim = "64", *indices = "131072", *runs = "15";
+  const cli_option options[] = {{"--engine", CLI_TEXT, &engine},
+                                {"--rows", CLI_TEXT, &rows},
+                                {"--dim", CLI_TEXT, &dim},
+                                {"--indices", CLI_TEXT, &indices},
+                                {"--runs", CLI_TEXT, &runs}};
+  const cli_syntax syntax = {command, help, options, sizeof options / sizeof *options, NULL, 0};
+  int code = cli_parse(&syntax, argc, argv);
+  if (code != CLI_GO_ON) return code;
+  bench b = {0};
+  if (shard_read_extents(rows, &b.rows, 1) != 1 || shard_read_extents(dim, &b.dim, 1) != 1 || b.rows < 1 || b.dim < 1 ||
+      shard_read_extents(indices, &b.indices, 1) != 1 || b.indices < BAG)
+    return cli_misused(command, "--rows, --dim and --indices take numbers; indices at least %d", BAG);
+  if (shard_read_extents(runs, &b.runs, 1) != 1 || b.runs < 1 || b.runs > MAX_RUNS)
+    return cli_misused(command, "--runs takes a number from 1 to %d, not '%s'", MAX_RUNS, runs);
+  if (sheaf_comm_open(engine, NULL, &b.comm) != SHEAF_OK) {
+    cli_complain(command, "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
+  code = run_lines(&b);
+  sheaf_comm_close(b.comm);
+  return code;
+}

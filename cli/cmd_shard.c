@@ -1,0 +1,95 @@
+/* cli/cmd_shard.c: `sheaf shard PART`, and how meshes and placements are written on a command line. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli_impl.h"
+#include "shard_cli.h"
+
+static const char help[] =
+    "Usage: sheaf shard PART [ARGUMENTS]\n\n"
+    "Work that is spread over ranks.\n\n"
+    "  plan       the ways to compute an op on a mesh, with time, bytes moved and memory, and the choice\n"
+    "  verify     compare strategies and compatible costs with a file of reference cases\n"
+    "  profile    under mpirun: measure what moving costs between ranks, for the plan\n"
+    "  --help     this text; 'sheaf shard PART --help' says more about each\n" CLI_EXIT_CODES_HELP;
+
+static const struct {
+  const char *name;
+  int (*run)(int argc, char **argv);
+} parts[] = {{"plan", shard_plan}, {"verify", shard_verify}, {"profile", shard_profile}};
+
+int cmd_shard(int argc, char **argv)
+{
+  if (argc < 2) return cli_misused("shard", "no part is named");
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    fputs(help, stdout);
+    return CLI_OK;
+  }
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+    if (strcmp(argv[1], parts[i].name) == 0) return parts[i].run(argc - 1, argv + 1);
+  return cli_misused("shard", "unknown %s '%s'", argv[1][0] == '-' ? "option" : "part", argv[1]);
+}
+
+int shard_read_extents(const char *text, int64_t *extents, int room)
+{
+  const double most = 70368744177664.0; /* 2^46, the largest extent of a plan */
+  for (int count = 0; count < room;) {
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || !(value >= 0) || value > most || value != floor(value)) return 0;
+    extents[count++] = (int64_t)value;
+    if (*end == 0) return count;
+    if (*end != 'x') return 0;
+    text = end + 1;
+  }
+  return 0;
+}
+
+int shard_read_placements(const char *text, sheaf_placement *placements, int dims)
+{
+  for (int m = 0; m < dims; m++) {
+    char word[16];
+    size_t length = strcspn(text, ",");
+    if (length >= sizeof word) return 0;
+    memcpy(word, text, length);
+    word[length] = 0;
+    if (sheaf_placement_parse(word, &placements[m]) != SHEAF_OK) return 0;
+    text += length;
+    if (*text == ',')
+      text++;
+    else if (m + 1 < dims)
+      return 0;
+  }
+  return *text == 0;
+}
+
+const char *shard_print_placements(const sheaf_placement *placements, int dims, char text[SHARD_TEXT])
+{
+  size_t at = 0;
+  text[0] = 0;
+  for (int m = 0; m < dims && at + 16 < SHARD_TEXT; m++) {
+    if (m) at += (size_t)snprintf(text + at, SHARD_TEXT - at, ", ");
+    at += sheaf_placement_print(&placements[m], text + at, SHARD_TEXT - at);
+  }
+  return text;
+}
+
+int shard_read_profile(const char *path, sheaf_profile *profile)
+{
+  json_error_t error;
+  json_t *root = json_load_file(path, 0, &error);
+  if (!root) {
+    cli_complain("shard", "'%s' cannot be read: %s", path, error.text);
+    return 0;
+  }
+  profile->latency_us = json_number_value(json_object_get(root, "latency_us"));
+  profile->bandwidth_gbs = json_number_value(json_object_get(root, "bandwidth_gbs"));
+  profile->memory_gbs = json_number_value(json_object_get(root, "memory_gbs"));
+  json_decref(root);
+  if (profile->latency_us > 0 && profile->bandwidth_gbs > 0 && profile->memory_gbs > 0) return 1;
+  cli_complain("shard", "'%s' is no profile: latency_us, bandwidth_gbs and memory_gbs must be numbers above 0", path);
+  return 0;
+}

@@ -1,0 +1,116 @@
+/* shard/weights_backward.c: the gradient of per-sample weights: a dot product per entry, of a row and the gradient of its
+ * bag. A rank has some of the rows, some of the columns, or a term of the gradient: its products are terms of a sum. */
+#include <string.h>
+
+#include "shard/embedding_call.h"
+
+/* NOLINTBEGIN(clang-analyzer-core.*): the analyzer does not see that a flow which failed stays failed. */
+
+/* Mesh dimensions along which ranks have terms of the same entries' products. */
+static int term_dims(const shf_call *c)
+{
+  int dims = 0;
+  for (int m = 0; m < c->flow.mesh->dims; m++) {
+    int cut = shf_is_shard(&c->strategy.out[m]) && !(c->strategy.dispatch >> m & 1);
+    if (cut || shf_is_partial(&c->strategy.in[0][m])) dims |= 1 << m;
+  }
+  return dims;
+}
+
+/* Adds the terms over these dimensions, in the order of ranks. Collective. */
+static void add_terms(shf_call *c, int dims, void *products, int64_t entries, sheaf_dtype dtype)
+{
+  shf_array array = {.mesh = c->flow.mesh, .rank = 1, .shape = {entries}, .cell = shf_core_dtype_size(dtype)};
+  array.reducer = (shf_reducer){.kind = SHF_REDUCE_SUM, .dtype = dtype};
+  sheaf_placement whole[MAX_DIMS] = {{0}};
+  for (int m = 0; m < c->flow.mesh->dims; m++)
+    if (dims >> m & 1) array.at[m] = sheaf_partial(SHEAF_PARTIAL_SUM);
+  array.data = products;
+  shf_move move = {0};
+  FLOW(&c->flow, shf_move_prepare(&move, &array, whole, 1));
+  if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(&move));
+  if (c->flow.status == SHEAF_OK && move.result_is_own && entries)
+    memcpy(products, move.result.data, (size_t)(entries * array.cell));
+  shf_move_free(&move);
+}
+
+/* An input in the type the products are computed in. */
+static sheaf_status as_type(shf_call *c, const sheaf_dtensor *tensor, sheaf_dtype wanted, const void **data)
+{
+  sheaf_dtype held = sheaf_dtype_from_dl(tensor->local.dtype);
+  int64_t count = tensor->local_shape[0] * tensor->local_shape[1];
+  void *copy;
+  *data = shf_dtensor_data(tensor);
+  if (held == wanted) return SHEAF_OK;
+  SHF_TRY(shf_pool_get(&c->pool, count * shf_core_dtype_size(wanted), &copy));
+  shf_convert(held, *data, wanted, copy, count);
+  *data = copy;
+  return SHEAF_OK;
+}
+
+static sheaf_status run_local(shf_embedding_call *e, const shf_local_rows *rows, const sheaf_dtensor *grad,
+                              const sheaf_dtensor *forward, void *products)
+{
+  sheaf_embedding_desc desc;
+  sheaf_embedding_args args;
+  shf_local_embedding_parts parts;
+  shf_local weights_grad;
+  const void *grad_out, *out = NULL;
+  void *weights;
+  shf_embedding_local_op(e, e->desc->kind, rows, &desc, &args, &parts);
+  SHF_TRY(as_type(&e->c, grad, rows->dtype, &grad_out));
+  if (forward) SHF_TRY(as_type(&e->c, forward, rows->dtype, &out));
+  SHF_TRY(shf_pool_get(&e->c.pool, e->bags.entries * shf_core_dtype_size(rows->dtype), &weights));
+  shf_convert(e->c.problem.dtype, e->bags.weights, rows->dtype, weights, e->bags.entries);
+  desc.weighted = 1;
+  const int64_t *shape = parts.indices.shape;
+  int rank = parts.indices.tensor.ndim;
+  args.weights = shf_local_operand(&parts.weights, rows->dtype, weights, rank, shape);
+  args.weights_grad = shf_local_operand(&weights_grad, rows->dtype, products, rank, shape);
+  args.table = shf_local_matrix(&parts.table, rows->dtype, rows->data, rows->rows, e->columns);
+  args.grad_out = shf_local_matrix(&parts.grad_out, rows->dtype, grad_out, e->bags.bags, e->columns);
+  if (forward) args.out = shf_local_matrix(&parts.out, rows->dtype, out, e->bags.bags, e->columns);
+  return shf_local_embedding(&desc, &args);
+}
+
+static sheaf_status make_result(shf_embedding_call *e, sheaf_dtensor **tensor)
+{
+  const shf_call *c = &e->c;
+  sheaf_dtensor_desc desc = SHEAF_DTENSOR_DESC_INIT;
+  desc.mesh = (sheaf_mesh *)c->flow.mesh;
+  desc.dtype = c->problem.dtype;
+  desc.rank = c->problem.index_rank;
+  memcpy(desc.shape, c->problem.index_shape, sizeof desc.shape);
+  memcpy(desc.placements, c->strategy.in[1], sizeof desc.placements);
+  return shf_dtensor_make(&desc, e->bags.entries, 0, tensor);
+}
+
+void shf_embedding_weights_grad(shf_embedding_call *e, sheaf_dtensor **weights_grad)
+{
+  shf_call *c = &e->c;
+  int dims = term_dims(c), mean = e->desc->kind == SHEAF_BAG_MEAN_BACKWARD;
+  sheaf_placement at[MAX_DIMS] = {{0}}, grad_at[MAX_DIMS] = {{0}};
+  for (int m = 0; m < c->flow.mesh->dims; m++) {
+    at[m] = shf_is_partial(&c->strategy.out[m]) ? sheaf_replicate() : c->strategy.out[m];
+    grad_at[m] = shf_is_partial(&c->strategy.in[0][m]) ? sheaf_replicate() : c->strategy.in[0][m];
+  }
+  const sheaf_dtensor *table = shf_call_bring(c, e->args->table, at);
+  const sheaf_dtensor *grad = shf_call_bring(c, e->args->grad_out, c->strategy.in[0]);
+  const sheaf_dtensor *forward = mean ? shf_call_bring(c, e->args->forward, grad_at) : NULL;
+  sheaf_dtype dtype = dims ? e->acc : c->problem.dtype;
+  shf_local_rows rows = {0};
+  shf_dispatch d = {0};
+  void *products = NULL;
+  if (c->strategy.dispatch || dtype != c->problem.dtype)
+    shf_embedding_compact(e, table, at, dtype, &d, &rows);
+  else if (c->flow.status == SHEAF_OK)
+    rows = (shf_local_rows){dtype,           shf_dtensor_data(table), e->row_hi - e->row_lo,  e->row_lo,
+                            c->problem.rows, e->bags.indices,         c->problem.index_dtype, 0};
+  FLOW(&c->flow, shf_pool_get(&c->pool, e->bags.entries * shf_core_dtype_size(dtype), &products));
+  FLOW(&c->flow, make_result(e, weights_grad));
+  FLOW(&c->flow, run_local(e, &rows, grad, forward, products));
+  if (dims) add_terms(c, dims, products, e->bags.entries, dtype);
+  if (c->flow.status == SHEAF_OK)
+    shf_convert(dtype, products, c->problem.dtype, shf_dtensor_data(*weights_grad), e->bags.entries);
+}
+/* NOLINTEND(clang-analyzer-core.*) */

@@ -1,0 +1,27 @@
+# Tests that run as several ranks: ranks/ranks_<name>.c, each under mpirun with 1, 2, 3, 4 and 7 ranks. They are built
+# against the shared library, beside which the plug-in lies. Without MPI there are none.
+if(TARGET sheaf_mpi AND MPIEXEC_EXECUTABLE)
+  file(GLOB ranks_sources CONFIGURE_DEPENDS ranks/ranks_*.c)
+  list(FILTER ranks_sources EXCLUDE REGEX "/ranks_data\\.c$")
+  foreach(source IN LISTS ranks_sources)
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(${name} ${source} ranks/ranks.c ranks/ranks_data.c)
+    target_link_libraries(${name} PRIVATE sheaf sheaf_flags sheaf_link m)
+    add_dependencies(${name} sheaf_mpi)
+    foreach(ranks 1 2 3 4 7)
+      add_sheaf_test(${name}_${ranks} bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} ${ranks} $<TARGET_FILE:${name}>)
+      set_tests_properties(${name}_${ranks} PROPERTIES LABELS ranks PROCESSORS 2)
+    endforeach()
+  endforeach()
+  foreach(ranks 2 4)
+    add_sheaf_test(killed_rank_${ranks} bash ${scripts}/check_killed_rank.sh ${MPIEXEC_EXECUTABLE} ${ranks}
+                   $<TARGET_FILE:ranks_faults>)
+    set_tests_properties(killed_rank_${ranks} PROPERTIES LABELS ranks PROCESSORS 2)
+  endforeach()
+  if(TARGET example_07_row_wise_mpi)
+    add_dependencies(example_07_row_wise_mpi sheaf_mpi)
+    add_sheaf_test(example_07_row_wise_mpi_4 bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} 4
+                   $<TARGET_FILE:example_07_row_wise_mpi> mpi)
+    set_tests_properties(example_07_row_wise_mpi_4 PROPERTIES LABELS "example;ranks" PROCESSORS 2)
+  endif()
+endif()
