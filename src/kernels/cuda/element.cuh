@@ -1,0 +1,266 @@
+// element.cuh: element types on the device: how a lane's columns of a row are read, widened, rounded and stored.
+//
+// A lane owns VE neighbouring columns of a row: as many as 16 bytes hold when every row is aligned so, else 1 (int4: 2,
+// one byte). What the CPU's texts call load_columns and store_columns is fetch and store here.
+#ifndef SHF_CUDA_ELEMENT_CUH
+#define SHF_CUDA_ELEMENT_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "core/kernel.h"
+
+namespace shf {
+
+__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+// ---- Bits in registers ----
+
+template <int BYTES>
+struct Word;
+template <>
+struct Word<16> {
+  typedef uint4 type;
+};
+template <>
+struct Word<8> {
+  typedef uint2 type;
+};
+template <>
+struct Word<4> {
+  typedef uint32_t type;
+};
+template <>
+struct Word<2> {
+  typedef uint16_t type;
+};
+template <>
+struct Word<1> {
+  typedef uint8_t type;
+};
+
+template <class To, class From>
+__device__ __forceinline__ To bits_as(From from)
+{
+  static_assert(sizeof(To) == sizeof(From), "bits are kept");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// ---- 16-bit numbers: exact to f32, to nearest even from it, denormals kept ----
+
+__device__ __forceinline__ float f16_value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+__device__ __forceinline__ uint16_t f16_round(float x) { return __half_as_ushort(__float2half_rn(x)); }
+__device__ __forceinline__ float bf16_value(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+__device__ __forceinline__ uint16_t bf16_round(float x)
+{
+  uint32_t bits = __float_as_uint(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// ---- Element types ----
+//   cell   what memory holds            acc    what sums are kept in
+//   best   what an extreme is kept as: bits that are only moved
+//   WIDE   columns of a lane when rows are aligned
+
+struct F32 {
+  typedef float cell, acc, best, weight;
+  enum { WIDE = 4, NARROW = 1, QUANTISED = 0, BITS = 32, DTYPE = SHEAF_F32 };
+  static __device__ __forceinline__ acc value(cell x) { return x; }
+  static __device__ __forceinline__ cell round(acc x) { return x; }
+};
+struct F64 {
+  typedef double cell, acc, best, weight;
+  enum { WIDE = 2, NARROW = 1, QUANTISED = 0, BITS = 64, DTYPE = SHEAF_F64 };
+  static __device__ __forceinline__ acc value(cell x) { return x; }
+  static __device__ __forceinline__ cell round(acc x) { return x; }
+};
+struct F16 {
+  typedef uint16_t cell, best, weight;
+  typedef float acc;
+  enum { WIDE = 8, NARROW = 1, QUANTISED = 0, BITS = 16, DTYPE = SHEAF_F16 };
+  static __device__ __forceinline__ acc value(cell x) { return f16_value(x); }
+  static __device__ __forceinline__ cell round(acc x) { return f16_round(x); }
+};
+struct BF16 {
+  typedef uint16_t cell, best, weight;
+  typedef float acc;
+  enum { WIDE = 8, NARROW = 1, QUANTISED = 0, BITS = 16, DTYPE = SHEAF_BF16 };
+  static __device__ __forceinline__ acc value(cell x) { return bf16_value(x); }
+  static __device__ __forceinline__ cell round(acc x) { return bf16_round(x); }
+};
+// Quantised rows: q, then scale and bias at the end of the row. Weights are f32, extremes are values.
+struct INT8 {
+  typedef uint8_t cell;
+  typedef float acc, best, weight;
+  enum { WIDE = 4, NARROW = 1, QUANTISED = 1, BITS = 8, DTYPE = SHEAF_INT8 };
+  static __device__ __forceinline__ acc value(best x) { return x; }
+};
+struct INT4 {
+  typedef uint8_t cell;
+  typedef float acc, best, weight;
+  enum { WIDE = 8, NARROW = 2, QUANTISED = 1, BITS = 4, DTYPE = SHEAF_INT4 };
+  static __device__ __forceinline__ acc value(best x) { return x; }
+};
+
+template <class E>
+__device__ __forceinline__ typename E::acc weight_value(typename E::weight w)
+{
+  return E::value(w);
+}
+
+// ---- A lane's columns of one row ----
+
+template <class E, int VE>
+struct Columns {
+  enum { BYTES = VE * E::BITS / 8 };
+  typename Word<BYTES>::type word;
+  __device__ __forceinline__ void clear() { memset(&word, 0, sizeof word); }
+  // `row` begins at the row, `column` is the lane's first.
+  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t)
+  {
+    word = __ldg((const typename Word<BYTES>::type *)(row + column * (int64_t)sizeof(typename E::cell)));
+  }
+  __device__ __forceinline__ void get(typename E::best *x) const { memcpy(x, &word, sizeof word); }
+  __device__ __forceinline__ void values(typename E::acc *x) const
+  {
+    typename E::cell cells[VE];
+    memcpy(cells, &word, sizeof word);
+#pragma unroll
+    for (int j = 0; j < VE; j++) x[j] = E::value(cells[j]);
+  }
+};
+
+__device__ __forceinline__ uint32_t load_bytes(const char *p, int bytes)
+{
+  uint32_t word = 0;
+  for (int i = 0; i < bytes; i++) word |= (uint32_t)(uint8_t)__ldg(p + i) << (8 * i);
+  return word;
+}
+
+template <int VE>
+struct Columns<INT8, VE> {
+  typename Word<VE>::type word;
+  float scale, bias;
+  __device__ __forceinline__ void clear() { word = 0, scale = 0, bias = 0; }
+  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t dim)
+  {
+    word = __ldg((const typename Word<VE>::type *)(row + column));
+    if (VE == 4) { // then rows, and so their tails, are aligned
+      scale = __ldg((const float *)(row + dim));
+      bias = __ldg((const float *)(row + dim) + 1);
+    } else {
+      scale = __uint_as_float(load_bytes(row + dim, 4));
+      bias = __uint_as_float(load_bytes(row + dim + 4, 4));
+    }
+  }
+  __device__ __forceinline__ void values(float *x) const
+  {
+#pragma unroll
+    for (int j = 0; j < VE; j++) x[j] = fused((float)((uint32_t)word >> (8 * j) & 255), scale, bias);
+  }
+  __device__ __forceinline__ void get(float *x) const { values(x); }
+};
+
+template <int VE>
+struct Columns<INT4, VE> {
+  typename Word<VE / 2>::type word;
+  float scale, bias;
+  __device__ __forceinline__ void clear() { word = 0, scale = 0, bias = 0; }
+  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t dim)
+  {
+    word = __ldg((const typename Word<VE / 2>::type *)(row + column / 2));
+    const char *end = row + (dim + 1) / 2;
+    uint32_t tail = VE == 8 ? __ldg((const uint32_t *)end) : load_bytes(end, 4);
+    scale = f16_value((uint16_t)tail);
+    bias = f16_value((uint16_t)(tail >> 16));
+  }
+  __device__ __forceinline__ void values(float *x) const
+  {
+#pragma unroll
+    for (int j = 0; j < VE; j++) x[j] = fused((float)((uint32_t)word >> (4 * j) & 15), scale, bias);
+  }
+  __device__ __forceinline__ void get(float *x) const { values(x); }
+};
+
+// ---- Storing ----
+
+// Whole words where the target allows it (`wide`), else column by column as far as the row goes.
+template <class Cell, int VE>
+__device__ __forceinline__ void store_cells(char *row, int64_t column, int64_t dim, const Cell *cells, bool wide)
+{
+  enum { BYTES = VE * (int)sizeof(Cell) };
+  Cell *to = (Cell *)row + column;
+  if (wide && BYTES <= 16) {
+    typedef typename Word<(BYTES <= 16 ? BYTES : 16)>::type word;
+    word bits;
+    memcpy(&bits, cells, sizeof bits);
+    *(word *)to = bits;
+  } else if (wide) {
+#pragma unroll
+    for (int part = 0; part < BYTES / 16; part++) {
+      uint4 bits;
+      memcpy(&bits, cells + part * 16 / (int)sizeof(Cell), 16);
+      ((uint4 *)to)[part] = bits;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < VE; j++)
+      if (column + j < dim) to[j] = cells[j];
+  }
+}
+
+template <class E, int VE>
+struct Out {
+  static __device__ __forceinline__ void store(char *row, int64_t column, int64_t dim, const typename E::acc *x,
+                                               int, bool wide)
+  {
+    typename E::cell cells[VE];
+#pragma unroll
+    for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
+    store_cells<typename E::cell, VE>(row, column, dim, cells, wide);
+  }
+  static __device__ __forceinline__ void store_best(char *row, int64_t column, int64_t dim, const typename E::best *x,
+                                                    int, bool wide)
+  {
+    store_cells<typename E::cell, VE>(row, column, dim, x, wide);
+  }
+};
+
+// Quantised rows are rounded to the output's own type.
+template <int VE>
+__device__ __forceinline__ void store_dequantised(char *row, int64_t column, int64_t dim, const float *x, int dtype,
+                                                  bool wide)
+{
+  if (dtype == SHEAF_F32) {
+    store_cells<float, VE>(row, column, dim, x, wide);
+    return;
+  }
+  uint16_t cells[VE];
+#pragma unroll
+  for (int j = 0; j < VE; j++) cells[j] = dtype == SHEAF_F16 ? f16_round(x[j]) : bf16_round(x[j]);
+  store_cells<uint16_t, VE>(row, column, dim, cells, wide);
+}
+#define SHF_QUANTISED_OUT(E)                                                                                        \
+  template <int VE>                                                                                                 \
+  struct Out<E, VE> {                                                                                               \
+    static __device__ __forceinline__ void store(char *row, int64_t column, int64_t dim, const float *x, int dtype, \
+                                                 bool wide)                                                         \
+    {                                                                                                               \
+      store_dequantised<VE>(row, column, dim, x, dtype, wide);                                                      \
+    }                                                                                                               \
+    static __device__ __forceinline__ void store_best(char *row, int64_t column, int64_t dim, const float *x,       \
+                                                      int dtype, bool wide)                                         \
+    {                                                                                                               \
+      store_dequantised<VE>(row, column, dim, x, dtype, wide);                                                      \
+    }                                                                                                               \
+  };
+SHF_QUANTISED_OUT(INT8)
+SHF_QUANTISED_OUT(INT4)
+#undef SHF_QUANTISED_OUT
+
+} // namespace shf
+#endif

@@ -1,0 +1,212 @@
+// grouping.cu: entries grouped by row: keys and payloads are written in order of position, then sorted by CUB, which is
+// stable, over only the bits that keys have. Padding, bad entries and rows held elsewhere get the largest key.
+#include <cub/device/device_radix_sort.cuh>
+
+#include "cuda_impl.h"
+#include "stamp.cuh"
+
+namespace shf {
+
+static int bits_for(uint64_t values) { return values <= 1 ? 1 : 64 - __builtin_clzll(values - 1); }
+
+// What a grouping was made for, in one number.
+static uint64_t stamp_of(const GroupingSpec &s)
+{
+  const int64_t parts[] = {s.batch,    s.entries, s.groups,         s.row_begin,  s.rows,  s.padding,
+                           s.bags,     s.bag_length, s.columns, s.payload_is_bag, s.with_bag_of};
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int64_t part : parts)
+    for (int i = 0; i < 8; i++) hash = (hash ^ (uint64_t)(part >> (8 * i) & 255)) * 0x100000001b3u;
+  return hash;
+}
+
+template <class Key>
+static cudaError_t sort(void *scratch, size_t &bytes, const void *keys_in, void *keys, const void *payload_in,
+                        void *payload, int64_t count, int bits, cudaStream_t stream)
+{
+  return cub::DeviceRadixSort::SortPairs(scratch, bytes, (const Key *)keys_in, (Key *)keys, (const Key *)payload_in,
+                                         (Key *)payload, count, 0, bits, stream);
+}
+
+static cudaError_t sort_any(int wide, void *scratch, size_t &bytes, const void *keys_in, void *keys,
+                            const void *payload_in, void *payload, int64_t count, int bits, cudaStream_t stream)
+{
+  return wide ? sort<uint64_t>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream)
+              : sort<uint32_t>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream);
+}
+
+cudaError_t grouping_layout(const GroupingSpec &s, GroupingLayout *at)
+{
+  int64_t all = s.batch * s.entries, keys = s.batch * s.groups + 1;
+  at->wide = keys > UINT32_MAX || all > UINT32_MAX || s.batch * s.bags > UINT32_MAX;
+  at->bits = bits_for((uint64_t)keys);
+  int64_t each = shf_align64(all * (at->wide ? 8 : 4));
+  at->keys = 64; // the stamp lies in front
+  at->payload = at->keys + each;
+  at->bag_of = at->payload + each;
+  at->read = at->bag_of + (s.with_bag_of ? each : 0);
+  at->keys_in = at->read;
+  at->payload_in = at->keys_in + each;
+  at->scratch = at->payload_in + each;
+  size_t bytes = 0;
+  cudaError_t error = cudaSuccess;
+  if (all > 0) error = sort_any(at->wide, nullptr, bytes, nullptr, nullptr, nullptr, nullptr, all, at->bits, 0);
+  at->scratch_bytes = (int64_t)bytes;
+  at->total = at->scratch + shf_align64((int64_t)bytes + 256);
+  return error;
+}
+
+Sorted grouping_in(const GroupingSpec &spec, const GroupingLayout &at, const void *memory)
+{
+  const char *base = (const char *)memory;
+  Sorted s;
+  s.keys = base + at.keys;
+  s.payload = base + at.payload;
+  s.wide = at.wide;
+  s.none = (uint64_t)(spec.batch * spec.groups);
+  s.stamp = (const uint64_t *)base;
+  s.expected = stamp_of(spec);
+  return s;
+}
+
+struct KeyTask {
+  GroupingSpec spec;
+  Task bags; // offsets, for the bag of an entry
+  void *keys, *payload, *bag_of;
+  int wide;
+  uint64_t *stamp, stamp_value;
+};
+
+__device__ __forceinline__ void put(void *array, int64_t at, int64_t value, int wide)
+{
+  if (wide)
+    ((int64_t *)array)[at] = value;
+  else
+    ((uint32_t *)array)[at] = (uint32_t)value;
+}
+
+// Each block takes neighbouring entries: their bags lie between the first one's and the last one's.
+__global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask t)
+{
+  const GroupingSpec &s = t.spec;
+  __shared__ int64_t bag_range[2];
+  int64_t all = s.batch * s.entries, none = s.batch * s.groups;
+  bool bags = s.payload_is_bag || s.with_bag_of;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *t.stamp = t.stamp_value;
+  for (int64_t base = (int64_t)blockIdx.x * BLOCK; base < all; base += (int64_t)gridDim.x * BLOCK) {
+    int64_t n = base + threadIdx.x, last = min(base + BLOCK, all) - 1;
+    if (bags && s.bag_length < 0) {
+      __syncthreads();
+      if (threadIdx.x == 0) bag_range[0] = group_holding(t.bags, base);
+      if (threadIdx.x == WARP) bag_range[1] = group_holding(t.bags, last);
+      __syncthreads();
+    }
+    if (n >= all) continue;
+    int64_t problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries, key = none, cell = 0;
+    int64_t index;
+    if (s.columns) {
+      int64_t row = local / s.columns;
+      cell = local - row * s.columns;
+      index = load_index(row_of(s.index, problem, row), cell, s.index_wide);
+    } else {
+      index = load_index(s.index.data + problem * s.index.batch_stride, local, s.index_wide);
+    }
+    uint64_t row = (uint64_t)index - (uint64_t)s.row_begin;
+    if (row < (uint64_t)s.rows && index >= 0 && index != s.padding)
+      key = problem * s.groups + (s.columns ? (int64_t)row * s.columns + cell : (int64_t)row);
+    int64_t payload = n;
+    if (bags) {
+      int64_t bag;
+      if (s.bag_length >= 0) {
+        bag = problem * s.bags + (s.bag_length > 0 ? local / s.bag_length : 0);
+      } else {
+        int64_t low = bag_range[0], high = bag_range[1] + 1; // the last bag that starts at or before n
+        while (high - low > 1) {
+          int64_t middle = low + (high - low) / 2, its = s.batch > 1 ? middle / s.bags : 0;
+          if (group_start(t.bags, its, middle - its * s.bags) <= n)
+            low = middle;
+          else
+            high = middle;
+        }
+        bag = low;
+      }
+      // Offsets that are out of order can lead to another problem's bag: kept within this one.
+      int64_t least = problem * s.bags, most = least + s.bags - 1;
+      bag = bag < least ? least : bag > most ? most : bag;
+      if (s.payload_is_bag)
+        payload = bag;
+      else
+        put(t.bag_of, n, bag - least, t.wide);
+    }
+    put(t.keys, n, key, t.wide);
+    put(t.payload, n, payload, t.wide);
+  }
+}
+
+// CUB's kernels can only be loaded by running them.
+static cudaError_t load_sort(int wide, int bits)
+{
+  bits = bits > 32 && !wide ? 32 : bits;
+  enum { COUNT = 1 << 17 }; // past the sizes that one block sorts alone
+  size_t bytes = 0, arrays = (size_t)COUNT * 8 * 4;
+  char *memory = nullptr;
+  cudaStream_t stream = nullptr;
+  cudaError_t error = sort_any(wide, nullptr, bytes, nullptr, nullptr, nullptr, nullptr, COUNT, bits, 0);
+  if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaMalloc((void **)&memory, arrays + bytes + 256);
+  if (error == cudaSuccess) error = cudaMemsetAsync(memory, 0, arrays, stream);
+  for (int64_t count = 1; count <= COUNT && error == cudaSuccess; count *= COUNT) {
+    size_t room = bytes;
+    error = sort_any(wide, memory + arrays, room, memory, memory + COUNT * 8, memory + COUNT * 16, memory + COUNT * 24,
+                     count, bits, stream);
+  }
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaFree(memory);
+  if (stream) cudaStreamDestroy(stream);
+  return error;
+}
+
+void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
+{
+  static bool sort_loaded[2][64]; // by width and device; a race loads twice
+  GroupingLayout at;
+  if (l.error == cudaSuccess) l.error = grouping_layout(spec, &at);
+  if (l.error != cudaSuccess) return;
+  char *base = (char *)memory;
+  KeyTask t = {};
+  t.spec = spec;
+  t.bags.groups = spec.bags;
+  t.bags.entries = t.bags.entry_stride = spec.entries;
+  t.bags.batch = spec.batch;
+  t.bags.bag_length = spec.bag_length;
+  t.bags.offsets = spec.offsets.data;
+  t.bags.offsets_batch = spec.offsets.batch_stride;
+  t.bags.offsets_wide = spec.offsets_wide;
+  t.bags.offsets_end = spec.offsets_end;
+  t.keys = base + at.keys_in;
+  t.payload = base + at.payload_in;
+  t.bag_of = base + at.bag_of;
+  t.wide = at.wide;
+  t.stamp = (uint64_t *)base;
+  t.stamp_value = stamp_of(spec);
+  int64_t all = spec.batch * spec.entries, blocks = (all + BLOCK - 1) / BLOCK;
+  int64_t most = (int64_t)l.device.processors * 64;
+  launch(l, make_keys, grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1), BLOCK, 0, t);
+  if (l.error != cudaSuccess) return;
+  if (l.loading) {
+    int device = 0;
+    l.error = cudaGetDevice(&device);
+    for (int wide = 0; wide < 2; wide++) {
+      if (l.error != cudaSuccess || (device < 64 && sort_loaded[wide][device])) continue;
+      l.error = load_sort(wide, at.bits);
+      if (device < 64 && l.error == cudaSuccess) sort_loaded[wide][device] = true;
+    }
+    return;
+  }
+  if (all == 0) return;
+  size_t bytes = (size_t)at.scratch_bytes;
+  l.error = sort_any(at.wide, base + at.scratch, bytes, t.keys, base + at.keys, t.payload, base + at.payload, all, at.bits,
+                     l.stream);
+}
+
+} // namespace shf

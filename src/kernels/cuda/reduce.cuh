@@ -1,0 +1,429 @@
+// reduce.cuh: the reductions: bags, segments and table gradients, by teams of threads.
+//
+// A *rower* is a few lanes that share a row, each with its columns; it takes rows one after the other, several loads in
+// flight. A *team* is one rower, or several where there are too few groups to fill the device: then each takes its own
+// 16 places, which are one term of the canonical tree, and the terms are folded in order through shared memory. Every
+// step is the same three: decode indices (into shared memory, so that all lanes share the work), load rows, combine.
+#ifndef SHF_CUDA_REDUCE_CUH
+#define SHF_CUDA_REDUCE_CUH
+
+#include "terms.cuh"
+
+namespace shf {
+
+enum { IN_FLIGHT = 8 }; // rows that a rower waits for at once
+
+// Decoded places in shared memory. Coefficients are there only when the task has some.
+template <class E>
+struct Stage {
+  int64_t *offset;
+  typename E::acc *coefficient, *counted_weight;
+};
+
+__host__ __device__ __forceinline__ bool has_coefficients(const Task &t) { return t.weighted || t.divisors; }
+
+template <class E>
+__host__ __device__ __forceinline__ int64_t stage_bytes(const Task &t, int64_t places)
+{
+  return places * (8 + (has_coefficients(t) ? 2 * (int64_t)sizeof(typename E::acc) : 0));
+}
+
+template <class E>
+__device__ __forceinline__ Stage<E> stage_in(char *memory, int64_t places, int64_t first)
+{
+  Stage<E> s;
+  s.offset = (int64_t *)memory + first;
+  s.coefficient = (typename E::acc *)(memory + places * 8) + first;
+  s.counted_weight = s.coefficient + places;
+  return s;
+}
+
+template <class E>
+__device__ __forceinline__ void put_place(const Task &t, const Stage<E> &s, int at, const Place<E> &p)
+{
+  s.offset[at] = p.offset;
+  if (!has_coefficients(t)) return;
+  s.coefficient[at] = p.coefficient;
+  s.counted_weight[at] = p.counted_weight;
+}
+
+struct Team {
+  int lane, lanes;     // within the rower
+  int rower, rowers;   // within the team
+  int number;          // of the team within the block
+  unsigned mask;       // the rower's lanes in its warp
+  unsigned team_mask;  // the team's, when it fits a warp
+};
+
+__device__ __forceinline__ Team team_of(int lanes, int rowers)
+{
+  Team m;
+  int thread = (int)threadIdx.x;
+  m.lanes = lanes;
+  m.rowers = rowers;
+  m.lane = thread & (lanes - 1);
+  int row = thread / lanes;
+  m.rower = row & (rowers - 1);
+  m.number = row / rowers;
+  unsigned whole = lanes == WARP ? 0xffffffffu : (1u << lanes) - 1;
+  m.mask = whole << (thread & (WARP - 1) & ~(lanes - 1));
+  int size = lanes * rowers;
+  unsigned all = size >= WARP ? 0xffffffffu : (1u << size) - 1;
+  m.team_mask = size >= WARP ? all : all << (thread & (WARP - 1) & ~(size - 1));
+  return m;
+}
+
+// All threads of a team meet.
+__device__ __forceinline__ void team_sync(const Team &m)
+{
+  int size = m.lanes * m.rowers;
+  if (size <= WARP)
+    __syncwarp(m.team_mask);
+  else
+    asm volatile("bar.sync %0, %1;" ::"r"(m.number + 1), "r"(size) : "memory");
+}
+
+// Takes up to 16 staged rows, in order. `first` is the first one's place.
+template <class E, int VE, class Op>
+__device__ __forceinline__ void take_rows(const Task &t, Op &term, const Stage<E> &s, int at, int count, int first,
+                                          const Spot &spot, typename E::acc scale)
+{
+  typedef typename E::acc acc;
+  for (int base = 0; base < count; base += IN_FLIGHT) {
+    Columns<E, VE> row[IN_FLIGHT];
+    bool there[IN_FLIGHT];
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) {
+      int64_t offset = base + i < count ? s.offset[at + base + i] : -1;
+      there[i] = offset >= 0 && spot.active;
+      if (there[i])
+        row[i].fetch(t.source.data + offset, spot.column, t.dim);
+      else
+        row[i].clear();
+    }
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) {
+      acc coefficient = 1;
+      if (has_coefficients(t)) coefficient = base + i < count ? s.coefficient[at + base + i] : acc(0);
+      if (t.by_frequency) coefficient = coefficient * scale;
+      term.take(t, row[i], there[i], coefficient, first + base + i);
+    }
+  }
+  if (t.weighted && (t.sink == SINK_MEAN || t.sink == SINK_COUNT))
+    for (int i = 0; i < count; i++) term.w += s.counted_weight[at + i];
+}
+
+// Reduces up to 256 places from `entry` on. The result is right in the team's first rower.
+template <class E, int VE, class Op>
+__device__ __forceinline__ Op reduce_places(const Task &t, const Team &m, const Stage<E> &s, Op *parts, int64_t problem,
+                                            int64_t entry, int places, const Spot &spot, typename E::acc scale)
+{
+  Op total;
+  total.start();
+  int counted = 0, blocks = (places + SHF_FAN_IN - 1) / SHF_FAN_IN;
+  int ahead = m.rowers > 1 ? 1 : t.stage_places / SHF_FAN_IN;
+  Op *own = parts + (m.number * m.rowers) * m.lanes + m.lane;
+  for (int first = 0; first < blocks; first += ahead * m.rowers) {
+    __syncwarp(m.mask);
+    for (int i = m.lane; i < ahead * SHF_FAN_IN; i += m.lanes) {
+      int place = (first + i / SHF_FAN_IN + m.rower) * SHF_FAN_IN + i % SHF_FAN_IN;
+      if (place >= places) continue;
+      Place<E> p = decode_place<E>(t, problem, entry + place);
+      put_place(t, s, i, p);
+      counted += p.counted;
+    }
+    __syncwarp(m.mask);
+    for (int k = 0; k < ahead; k++) {
+      int block = first + k + m.rower, count = min((int)SHF_FAN_IN, places - block * SHF_FAN_IN);
+      if (m.rowers == 1 && count <= 0) break;
+      Op term;
+      term.start();
+      if (count > 0) take_rows<E, VE, Op>(t, term, s, k * SHF_FAN_IN, count, block * SHF_FAN_IN, spot, scale);
+      if (m.rowers == 1) {
+        total.fold(t, term);
+        continue;
+      }
+      own[m.rower * m.lanes] = term;
+      team_sync(m);
+      for (int r = 0; m.rower == 0 && r < m.rowers && first + r < blocks; r++) total.fold(t, own[r * m.lanes]);
+      team_sync(m);
+    }
+  }
+  if (t.sink == SINK_MEAN || t.sink == SINK_COUNT) {
+    for (int half = m.lanes / 2; half > 0; half /= 2) counted += __shfl_xor_sync(m.mask, counted, half);
+    total.counted = counted;
+    if (m.rowers > 1) {
+      Op mine;
+      mine.start();
+      mine.counted = counted;
+      own[m.rower * m.lanes] = mine;
+      team_sync(m);
+      for (int r = 1; m.rower == 0 && r < m.rowers; r++) total.counted += own[r * m.lanes].counted;
+      team_sync(m);
+    }
+  }
+  return total;
+}
+
+__device__ __forceinline__ Spot spot_of(const Task &t, const Team &m, int64_t tile, int ve)
+{
+  Spot at;
+  at.tile = tile;
+  at.column = (tile * m.lanes + m.lane) * ve;
+  at.active = at.column < t.dim;
+  at.first = m.lane == 0;
+  return at;
+}
+
+// ---- Chunks of long groups ----
+
+// Long groups that a block has found, and the slot of each one's chunk.
+struct Found {
+  int count;
+  Span span[WARP];
+  int64_t slot[WARP];
+};
+
+template <bool RUNS>
+__device__ __forceinline__ void find_chunks(const Task &t, Found *found)
+{
+  if (threadIdx.x == 0) found->count = 0;
+  __syncthreads();
+  int64_t slot = (int64_t)blockIdx.x * t.candidates + threadIdx.x;
+  Span span;
+  if ((int)threadIdx.x < t.candidates && slot < t.slot_count && long_group_of_slot<RUNS>(t, slot, &span)) {
+    int at = atomicAdd(&found->count, 1);
+    found->span[at] = span;
+    found->slot[at] = slot;
+  }
+  __syncthreads();
+}
+
+// 1 / the number of entries, which by_frequency multiplies coefficients with.
+template <class E>
+__device__ __forceinline__ typename E::acc frequency_of(int64_t length)
+{
+  return (typename E::acc)1 / (typename E::acc)length;
+}
+
+template <class E, int VE, class Op, bool RUNS>
+__device__ __forceinline__ void reduce_chunks(const Task &t, char *memory, Found *found)
+{
+  find_chunks<RUNS>(t, found);
+  Team m = team_of(t.lanes, t.chunk_split);
+  int rowers = BLOCK / t.lanes, teams = rowers / t.chunk_split;
+  Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, (threadIdx.x / t.lanes) * t.stage_places);
+  Op *parts = (Op *)(memory + stage_bytes<E>(t, rowers * t.stage_places));
+  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+    Spot at = spot_of(t, m, tile, VE);
+    for (int i = m.number; i < found->count; i += teams) {
+      Span span = found->span[i];
+      int64_t first = span.start + (found->slot[i] - first_slot(span.start)) * SHF_CHUNK;
+      int places = (int)min((int64_t)SHF_CHUNK, span.end - first);
+      Op term = reduce_places<E, VE, Op>(t, m, s, parts, span.problem, first, places, at,
+                                         frequency_of<E>(span.end - span.start));
+      if (m.rower == 0) term.widened(t, span.problem, first).save(t, t.slots + found->slot[i] * t.slot_bytes, at);
+    }
+  }
+}
+
+// ---- Groups by offsets: bags, segments ----
+
+// Blocks first take chunks, since a long group must not come last; the rest take groups.
+template <class E, int VE, class Op>
+__global__ void __launch_bounds__(BLOCK) reduce_groups(const __grid_constant__ Task t)
+{
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Found found;
+  if (blockIdx.x < t.chunk_blocks) {
+    reduce_chunks<E, VE, Op, false>(t, memory, &found);
+    return;
+  }
+  Team m = team_of(t.lanes, t.split);
+  int rowers = BLOCK / t.lanes, teams = rowers / t.split;
+  Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, (threadIdx.x / t.lanes) * t.stage_places);
+  Op *parts = (Op *)(memory + stage_bytes<E>(t, rowers * t.stage_places));
+  int64_t all = t.groups * t.batch, step = (gridDim.x - t.chunk_blocks) * teams;
+  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+    Spot at = spot_of(t, m, tile, VE);
+    for (int64_t g = (blockIdx.x - t.chunk_blocks) * teams + m.number; g < all; g += step) {
+      Span span = span_of(t, g);
+      int64_t length = span.end - span.start;
+      if (length > SHF_CHUNK) continue;
+      Op total = reduce_places<E, VE, Op>(t, m, s, parts, span.problem, span.start, (int)length, at, 1);
+      typename E::acc held[VE];
+      if (m.rower == 0)
+        total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, length, at, held);
+    }
+  }
+}
+
+// ---- Groups by runs of equal keys: the table's gradient ----
+
+// A tile of sorted entries: decoded, and where runs begin in it.
+enum { RUN_TILE = BLOCK };
+
+// One block takes the runs that begin among its 256 entries. All its threads decode entries, and those behind the tile
+// that belong to its last run; then each rower takes one run after the other.
+template <class E, int VE>
+__global__ void __launch_bounds__(BLOCK) reduce_runs(const __grid_constant__ Task t)
+{
+  typedef Sum<E, VE> Op;
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Found found;
+  __shared__ uint64_t keys[RUN_TILE];
+  __shared__ uint16_t heads[RUN_TILE + 1];
+  __shared__ int warp_heads[BLOCK / WARP];
+  if (!is_for(t.sorted)) return;
+  if (blockIdx.x < t.chunk_blocks) {
+    reduce_chunks<E, VE, Op, true>(t, memory, &found);
+    return;
+  }
+  Stage<E> s = stage_in<E>(memory, 2 * RUN_TILE, 0);
+  Team m = team_of(t.lanes, 1);
+  int thread = (int)threadIdx.x, rowers = BLOCK / t.lanes;
+  int64_t all = t.entries * t.batch, tile_count = (all + RUN_TILE - 1) / RUN_TILE;
+  for (int64_t tile = blockIdx.x - t.chunk_blocks; tile < tile_count; tile += gridDim.x - t.chunk_blocks) {
+    int64_t base = tile * RUN_TILE, entry = base + thread;
+    uint64_t key = entry < all ? key_at(t.sorted, entry) : t.sorted.none;
+    bool valid = key < t.sorted.none;
+    bool head = valid && (entry == 0 || key_at(t.sorted, entry - 1) != key);
+    __syncthreads(); // the tile before is done with shared memory
+    keys[thread] = key;
+    int64_t problem = t.batch > 1 && valid ? (int64_t)key / t.groups : 0;
+    if (valid) put_place(t, s, thread, decode_gradient<E>(t, problem, entry));
+    // Heads, numbered in order.
+    unsigned ballot = __ballot_sync(0xffffffffu, head);
+    if ((thread & (WARP - 1)) == 0) warp_heads[thread / WARP] = __popc(ballot);
+    int inside = __syncthreads_count(valid);
+    int before = 0, count = 0;
+    for (int w = 0; w < BLOCK / WARP; w++) {
+      if (w < thread / WARP) before += warp_heads[w];
+      count += warp_heads[w];
+    }
+    if (head) heads[before + __popc(ballot & ((1u << (thread & (WARP - 1))) - 1))] = (uint16_t)thread;
+    if (thread == 0) heads[count] = (uint16_t)inside;
+    // The last run may go on behind the tile.
+    uint64_t last = inside == RUN_TILE ? keys[RUN_TILE - 1] : t.sorted.none;
+    bool follows = inside == RUN_TILE && entry + RUN_TILE < all && key_at(t.sorted, entry + RUN_TILE) == last;
+    int behind = __syncthreads_count(follows);
+    if (follows && behind < RUN_TILE) {
+      int64_t its = t.batch > 1 ? (int64_t)last / t.groups : 0;
+      put_place(t, s, thread + RUN_TILE, decode_gradient<E>(t, its, entry + RUN_TILE));
+    }
+    __syncthreads();
+    for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y) {
+      Spot at = spot_of(t, m, columns, VE);
+      for (int h = thread / t.lanes; h < count; h += rowers) {
+        int begin = heads[h], length = heads[h + 1] - begin + (h == count - 1 ? behind : 0);
+        if (length > SHF_CHUNK) continue;
+        uint64_t group = keys[begin];
+        int64_t its = t.batch > 1 ? (int64_t)group / t.groups : 0;
+        typename E::acc held[VE];
+        Op::hold(t, its, (int64_t)group - its * t.groups, at, held);
+        Op total;
+        total.start();
+        for (int first = 0; first < length; first += SHF_FAN_IN) {
+          Op term;
+          term.start();
+          take_rows<E, VE, Op>(t, term, s, begin + first, min((int)SHF_FAN_IN, length - first), first, at,
+                               frequency_of<E>(length));
+          total.fold(t, term);
+        }
+        total.finish(t, its, (int64_t)group - its * t.groups, length, at, held);
+      }
+    }
+  }
+}
+
+// ---- Joining the chunks of long groups ----
+
+// Slots of one group, in order; up to 256 of them by one rower.
+template <class E, int VE, class Op>
+__device__ __forceinline__ typename Op::Result join_few(const Task &t, int64_t slot, int64_t chunks, const Spot &at)
+{
+  typedef typename Op::Result Result;
+  Result total;
+  total.start();
+  for (int64_t first = 0; first < chunks; first += SHF_FAN_IN) {
+    Result term;
+    term.start();
+    int64_t last = min(first + SHF_FAN_IN, chunks);
+#pragma unroll 4
+    for (int64_t i = first; i < last; i++) {
+      Result next;
+      next.load(t, t.slots + (slot + i) * t.slot_bytes, at);
+      term.fold(t, next);
+    }
+    total.fold(t, term);
+  }
+  return total;
+}
+
+// One level of the tree after the other, by all rowers of the block; each term replaces the first of its sixteen.
+template <class E, int VE, class Op>
+__device__ __forceinline__ void join_many(const Task &t, const Team &m, int64_t slot, int64_t chunks, const Spot &at)
+{
+  typedef typename Op::Result Result;
+  int rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
+  for (int64_t stride = 1; stride < chunks; stride *= SHF_FAN_IN) {
+    for (int64_t first = rower * stride * SHF_FAN_IN; first < chunks; first += rowers * stride * SHF_FAN_IN) {
+      Result term;
+      term.start();
+#pragma unroll 4
+      for (int i = 0; i < SHF_FAN_IN; i++) {
+        if (first + i * stride >= chunks) continue;
+        Result next;
+        next.load(t, t.slots + (slot + first + i * stride) * t.slot_bytes, at);
+        term.fold(t, next);
+      }
+      __syncwarp(m.mask); // all lanes have read what one of them replaces
+      term.save(t, t.slots + (slot + first) * t.slot_bytes, at);
+    }
+    __syncthreads();
+  }
+}
+
+enum { FEW_CHUNKS = 32 };
+
+template <class E, int VE, class Op, bool RUNS>
+__global__ void __launch_bounds__(BLOCK) join_groups(const __grid_constant__ Task t)
+{
+  __shared__ Found found;
+  if (RUNS && !is_for(t.sorted)) return;
+  if (threadIdx.x == 0) found.count = 0;
+  __syncthreads();
+  int64_t window = (int64_t)blockIdx.x * WARP + threadIdx.x;
+  Span mine;
+  if (threadIdx.x < WARP && window < windows_for(t.entries * t.batch) && long_group_of_window<RUNS>(t, window, &mine))
+    found.span[atomicAdd(&found.count, 1)] = mine;
+  __syncthreads();
+  Team m = team_of(t.lanes, 1);
+  int rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
+  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+    Spot at = spot_of(t, m, tile, VE);
+    int few = 0;
+    for (int i = 0; i < found.count; i++) {
+      Span span = found.span[i];
+      int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
+      int64_t slot = first_slot(span.start);
+      bool many = chunks > FEW_CHUNKS;
+      if (many) {
+        __syncthreads();
+        join_many<E, VE, Op>(t, m, slot, chunks, at);
+      }
+      if (many ? rower != 0 : few++ % rowers != rower) continue;
+      typename Op::Result total;
+      if (many)
+        total.load(t, t.slots + slot * t.slot_bytes, at);
+      else
+        total = join_few<E, VE, Op>(t, slot, chunks, at);
+      typename E::acc held[VE];
+      Op::Result::hold(t, span.problem, span.group, at, held);
+      total.finish(t, span.problem, span.group, length, at, held);
+    }
+  }
+}
+
+} // namespace shf
+#endif
