@@ -9,38 +9,31 @@ namespace shf {
 enum { ROWS_IN_FLIGHT = 4 };
 
 template <class W>
-__global__ void __launch_bounds__(BLOCK) copy_words(const __grid_constant__ CopyTask t)
+__global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & (t.lanes - 1), rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
   int64_t all = t.entries * t.batch, words = t.row_bytes / (int64_t)sizeof(W);
+  int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower, step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
   for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-    int64_t column = tile * t.lanes + lane;
-    if (column >= words) continue;
-    int64_t step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
-    for (int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower; first < all; first += step) {
-      const W *from[ROWS_IN_FLIGHT];
-      W *to[ROWS_IN_FLIGHT], bits[ROWS_IN_FLIGHT];
+    int64_t column = (tile * t.lanes + lane) * (int64_t)sizeof(W);
+    if (column >= words * (int64_t)sizeof(W)) continue;
+    for (int64_t base = first; base < all; base += step) {
+      W bits[ROWS_IN_FLIGHT];
 #pragma unroll
       for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
-        int64_t n = first + i * rowers;
-        from[i] = nullptr;
-        to[i] = nullptr;
-        if (n >= all) continue;
-        int64_t problem = t.batch > 1 ? n / t.entries : 0, local = n - problem * t.entries;
-        int64_t index = load_index(t.index.data + problem * t.index.batch_stride, local, t.index_wide);
+        int64_t n = base + i * rowers, problem = t.batch > 1 ? n / t.entries : 0;
+        int64_t index = -1;
+        if (n < all)
+          index = load_index(t.index.data + problem * t.index.batch_stride, n - problem * t.entries, t.index_wide);
         uint64_t row = (uint64_t)index - (uint64_t)t.row_begin;
-        if ((uint64_t)index < (uint64_t)t.total_rows && row < (uint64_t)t.rows && index != t.padding)
-          from[i] = (const W *)row_of(t.source, problem, (int64_t)row) + column;
-        to[i] = (W *)row_of(t.target, problem, local) + column;
+        bool there = (uint64_t)index < (uint64_t)t.total_rows && row < (uint64_t)t.rows && index != t.padding;
+        bits[i] = load_if<sizeof(W)>(row_of(t.source, problem, (int64_t)row) + column, there);
       }
 #pragma unroll
       for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
-        memset(&bits[i], 0, sizeof bits[i]);
-        if (from[i]) bits[i] = __ldg(from[i]);
+        int64_t n = base + i * rowers, problem = t.batch > 1 ? n / t.entries : 0;
+        if (n < all) __stcs((W *)(row_of(t.target, problem, n - problem * t.entries) + column), bits[i]);
       }
-#pragma unroll
-      for (int i = 0; i < ROWS_IN_FLIGHT; i++)
-        if (to[i]) __stcs(to[i], bits[i]);
     }
   }
 }
@@ -217,6 +210,51 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
 void find_starts(Launcher &l, const StartsTask &t)
 {
   launch(l, find_starts_kernel, grid_of((t.batch * (t.groups + 1) + BLOCK - 1) / BLOCK, 1), BLOCK, 0, t);
+}
+
+// ---- Long groups ----
+
+__global__ void __launch_bounds__(BLOCK) find_long(const __grid_constant__ Task t)
+{
+  int64_t all = t.groups * t.batch;
+  for (int64_t g = (int64_t)blockIdx.x * BLOCK + threadIdx.x; g < all; g += (int64_t)gridDim.x * BLOCK) {
+    Span span = span_of(t, g);
+    if (span.end - span.start > SHF_CHUNK) list_long(t, span);
+  }
+}
+
+// A long run holds a multiple of 256; the first one in it speaks for the run.
+__global__ void __launch_bounds__(BLOCK) find_long_runs(const __grid_constant__ Task t)
+{
+  if (!is_for(t.sorted)) return;
+  int64_t all = t.entries * t.batch, last = (all - 1) / SHF_CHUNK;
+  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i <= last; i += (int64_t)gridDim.x * BLOCK) {
+    int64_t at = i * SHF_CHUNK, half = SHF_CHUNK / 2;
+    uint64_t key = key_at(t.sorted, at);
+    if (key >= t.sorted.none || (i > 0 && key_at(t.sorted, at - SHF_CHUNK) == key)) continue;
+    if (!(at >= half && key_at(t.sorted, at - half) == key) && !(at + half < all && key_at(t.sorted, at + half) == key))
+      continue;
+    Span span;
+    span.start = bound_of(t.sorted, i > 0 ? at - SHF_CHUNK : 0, at, key, false);
+    span.end = bound_of(t.sorted, at, all, key, true);
+    span.problem = t.batch > 1 ? (int64_t)key / t.groups : 0;
+    span.group = (int64_t)key - span.problem * t.groups;
+    if (span.end - span.start > SHF_CHUNK) list_long(t, span);
+  }
+}
+
+void list_long_groups(Launcher &l, const Task &t)
+{
+  clear_memory(l, t.long_count, sizeof *t.long_count);
+  int64_t blocks = (t.groups * t.batch + BLOCK - 1) / BLOCK, most = (int64_t)l.device.processors * 16;
+  launch(l, find_long, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, t);
+}
+
+void list_long_runs(Launcher &l, const Task &t)
+{
+  clear_memory(l, t.long_count, sizeof *t.long_count);
+  int64_t blocks = (t.entries * t.batch / SHF_CHUNK + BLOCK) / BLOCK, most = (int64_t)l.device.processors * 16;
+  launch(l, find_long_runs, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, t);
 }
 
 // ---- Rows per segment ----

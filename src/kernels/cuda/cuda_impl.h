@@ -6,6 +6,7 @@
 
 #include "core/device_api.h"
 #include "rows.cuh"
+#include "walk.cuh"
 
 namespace shf {
 
@@ -44,6 +45,26 @@ inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, 
   if (grid.x == 0 || grid.y == 0) return;
   kernel<<<grid, threads, shared, l.stream>>>(params);
   l.error = cudaGetLastError();
+}
+
+// The same for a kernel that may begin before the one in front of it ends, since it waits for that one's results itself.
+template <class Params>
+inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, const Params &params)
+{
+  if (l.loading || l.device.major < 9 || l.error != cudaSuccess) {
+    launch(l, kernel, grid, threads, 0, params);
+    return;
+  }
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3((unsigned)threads);
+  config.stream = l.stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  l.error = cudaLaunchKernelEx(&config, kernel, params);
 }
 
 inline void clear_memory(Launcher &l, void *memory, size_t bytes)
@@ -110,6 +131,10 @@ struct StartsTask {
   int64_t *starts;
 };
 void find_starts(Launcher &l, const StartsTask &t);
+
+// Lists the long groups of a task for the kernels that come next.
+void list_long_groups(Launcher &l, const Task &t);
+void list_long_runs(Launcher &l, const Task &t);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.
 struct CountTask {

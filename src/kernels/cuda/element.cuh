@@ -49,6 +49,60 @@ __device__ __forceinline__ To bits_as(From from)
   return to;
 }
 
+// ---- Loads that happen or do not ----
+
+// Zero where `there` is false. Written as one predicated instruction: with branches around them, the compiler would not
+// keep several loads in flight.
+template <int BYTES>
+__device__ __forceinline__ typename Word<BYTES>::type load_if(const char *p, bool there);
+template <>
+__device__ __forceinline__ uint4 load_if<16>(const char *p, bool there)
+{
+  uint4 w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@q ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(w.x), "=&r"(w.y), "=&r"(w.z), "=&r"(w.w)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
+  return w;
+}
+template <>
+__device__ __forceinline__ uint2 load_if<8>(const char *p, bool there)
+{
+  uint2 w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %3, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\n"
+      "@q ld.global.nc.v2.u32 {%0, %1}, [%2];\n}"
+      : "=&r"(w.x), "=&r"(w.y)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
+  return w;
+}
+template <>
+__device__ __forceinline__ uint32_t load_if<4>(const char *p, bool there)
+{
+  uint32_t w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\nmov.u32 %0, 0;\n@q ld.global.nc.u32 %0, [%1];\n}"
+      : "=&r"(w)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
+  return w;
+}
+template <>
+__device__ __forceinline__ uint16_t load_if<2>(const char *p, bool there)
+{
+  uint16_t w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\nmov.u16 %0, 0;\n@q ld.global.nc.u16 %0, [%1];\n}"
+      : "=&h"(w)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
+  return w;
+}
+template <>
+__device__ __forceinline__ uint8_t load_if<1>(const char *p, bool there)
+{
+  uint16_t w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\nmov.u16 %0, 0;\n@q ld.global.nc.u8 %0, [%1];\n}"
+      : "=&h"(w)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
+  return (uint8_t)w;
+}
+
 // ---- 16-bit numbers: exact to f32, to nearest even from it, denormals kept ----
 
 __device__ __forceinline__ float f16_value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
@@ -119,10 +173,10 @@ struct Columns {
   enum { BYTES = VE * E::BITS / 8 };
   typename Word<BYTES>::type word;
   __device__ __forceinline__ void clear() { memset(&word, 0, sizeof word); }
-  // `row` begins at the row, `column` is the lane's first.
-  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t)
+  // `row` begins at the row, `column` is the lane's first; zeros where the row is not there.
+  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t, bool there = true)
   {
-    word = __ldg((const typename Word<BYTES>::type *)(row + column * (int64_t)sizeof(typename E::cell)));
+    word = load_if<BYTES>(row + column * (int64_t)sizeof(typename E::cell), there);
   }
   __device__ __forceinline__ void get(typename E::best *x) const { memcpy(x, &word, sizeof word); }
   __device__ __forceinline__ void values(typename E::acc *x) const
@@ -134,10 +188,11 @@ struct Columns {
   }
 };
 
-__device__ __forceinline__ uint32_t load_bytes(const char *p, int bytes)
+__device__ __forceinline__ uint32_t load_bytes(const char *p, bool there)
 {
   uint32_t word = 0;
-  for (int i = 0; i < bytes; i++) word |= (uint32_t)(uint8_t)__ldg(p + i) << (8 * i);
+#pragma unroll
+  for (int i = 0; i < 4; i++) word |= (uint32_t)load_if<1>(p + i, there) << (8 * i);
   return word;
 }
 
@@ -146,15 +201,15 @@ struct Columns<INT8, VE> {
   typename Word<VE>::type word;
   float scale, bias;
   __device__ __forceinline__ void clear() { word = 0, scale = 0, bias = 0; }
-  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t dim)
+  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t dim, bool there = true)
   {
-    word = __ldg((const typename Word<VE>::type *)(row + column));
+    word = load_if<VE>(row + column, there);
     if (VE == 4) { // then rows, and so their tails, are aligned
-      scale = __ldg((const float *)(row + dim));
-      bias = __ldg((const float *)(row + dim) + 1);
+      scale = __uint_as_float(load_if<4>(row + dim, there));
+      bias = __uint_as_float(load_if<4>(row + dim + 4, there));
     } else {
-      scale = __uint_as_float(load_bytes(row + dim, 4));
-      bias = __uint_as_float(load_bytes(row + dim + 4, 4));
+      scale = __uint_as_float(load_bytes(row + dim, there));
+      bias = __uint_as_float(load_bytes(row + dim + 4, there));
     }
   }
   __device__ __forceinline__ void values(float *x) const
@@ -170,11 +225,11 @@ struct Columns<INT4, VE> {
   typename Word<VE / 2>::type word;
   float scale, bias;
   __device__ __forceinline__ void clear() { word = 0, scale = 0, bias = 0; }
-  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t dim)
+  __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t dim, bool there = true)
   {
-    word = __ldg((const typename Word<VE / 2>::type *)(row + column / 2));
+    word = load_if<VE / 2>(row + column / 2, there);
     const char *end = row + (dim + 1) / 2;
-    uint32_t tail = VE == 8 ? __ldg((const uint32_t *)end) : load_bytes(end, 4);
+    uint32_t tail = VE == 8 ? load_if<4>(end, there) : load_bytes(end, there);
     scale = f16_value((uint16_t)tail);
     bias = f16_value((uint16_t)(tail >> 16));
   }

@@ -85,61 +85,80 @@ __device__ __forceinline__ void put(void *array, int64_t at, int64_t value, int 
     ((uint32_t *)array)[at] = (uint32_t)value;
 }
 
-// Each block takes neighbouring entries: their bags lie between the first one's and the last one's.
+enum { KEYS_EACH = 4, KEY_TILE = BLOCK * KEYS_EACH };
+
+// The last bag, over all problems, between `low` and `high` that starts at or before entry n.
+__device__ __forceinline__ int64_t bag_between(const Task &t, int64_t low, int64_t high, int64_t n)
+{
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2, its = t.batch > 1 ? middle / t.groups : 0;
+    if (group_start(t, its, middle - its * t.groups) <= n)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+__device__ __forceinline__ int64_t key_of(const GroupingSpec &s, int64_t problem, int64_t local)
+{
+  int64_t cell = 0, index;
+  if (s.columns) {
+    int64_t row = local / s.columns;
+    cell = local - row * s.columns;
+    index = load_index(row_of(s.index, problem, row), cell, s.index_wide);
+  } else {
+    index = load_index(s.index.data + problem * s.index.batch_stride, local, s.index_wide);
+  }
+  uint64_t row = (uint64_t)index - (uint64_t)s.row_begin;
+  if (row >= (uint64_t)s.rows || index < 0 || index == s.padding) return s.batch * s.groups;
+  return problem * s.groups + (s.columns ? (int64_t)row * s.columns + cell : (int64_t)row);
+}
+
+// Each block takes neighbouring entries: their bags lie between the first one's and the last one's. A thread looks for
+// the bag of its first entry and walks on from there.
 __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask t)
 {
   const GroupingSpec &s = t.spec;
   __shared__ int64_t bag_range[2];
-  int64_t all = s.batch * s.entries, none = s.batch * s.groups;
-  bool bags = s.payload_is_bag || s.with_bag_of;
+  int64_t all = s.batch * s.entries, all_bags = s.batch * s.bags;
+  bool bags = s.payload_is_bag || s.with_bag_of, by_offsets = bags && s.bag_length < 0;
   if (blockIdx.x == 0 && threadIdx.x == 0) *t.stamp = t.stamp_value;
-  for (int64_t base = (int64_t)blockIdx.x * BLOCK; base < all; base += (int64_t)gridDim.x * BLOCK) {
-    int64_t n = base + threadIdx.x, last = min(base + BLOCK, all) - 1;
-    if (bags && s.bag_length < 0) {
+  for (int64_t base = (int64_t)blockIdx.x * KEY_TILE; base < all; base += (int64_t)gridDim.x * KEY_TILE) {
+    if (by_offsets) {
       __syncthreads();
       if (threadIdx.x == 0) bag_range[0] = group_holding(t.bags, base);
-      if (threadIdx.x == WARP) bag_range[1] = group_holding(t.bags, last);
+      if (threadIdx.x == WARP) bag_range[1] = group_holding(t.bags, min(base + KEY_TILE, all) - 1);
       __syncthreads();
     }
-    if (n >= all) continue;
-    int64_t problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries, key = none, cell = 0;
-    int64_t index;
-    if (s.columns) {
-      int64_t row = local / s.columns;
-      cell = local - row * s.columns;
-      index = load_index(row_of(s.index, problem, row), cell, s.index_wide);
-    } else {
-      index = load_index(s.index.data + problem * s.index.batch_stride, local, s.index_wide);
-    }
-    uint64_t row = (uint64_t)index - (uint64_t)s.row_begin;
-    if (row < (uint64_t)s.rows && index >= 0 && index != s.padding)
-      key = problem * s.groups + (s.columns ? (int64_t)row * s.columns + cell : (int64_t)row);
-    int64_t payload = n;
-    if (bags) {
-      int64_t bag;
-      if (s.bag_length >= 0) {
-        bag = problem * s.bags + (s.bag_length > 0 ? local / s.bag_length : 0);
-      } else {
-        int64_t low = bag_range[0], high = bag_range[1] + 1; // the last bag that starts at or before n
-        while (high - low > 1) {
-          int64_t middle = low + (high - low) / 2, its = s.batch > 1 ? middle / s.bags : 0;
-          if (group_start(t.bags, its, middle - its * s.bags) <= n)
-            low = middle;
-          else
-            high = middle;
+    // A warp takes 128 neighbours, in four rows of 32: writes are whole lines.
+    int64_t own = base + (threadIdx.x / WARP) * (WARP * KEYS_EACH) + threadIdx.x % WARP, bag = 0, next = 0;
+    if (by_offsets && own < all) bag = bag_between(t.bags, bag_range[0], bag_range[1] + 1, own);
+#pragma unroll
+    for (int i = 0; i < KEYS_EACH; i++) {
+      int64_t n = own + i * WARP;
+      if (n >= all) break;
+      int64_t problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries, payload = n;
+      if (by_offsets) {
+        if (i == 0 || n >= next) {
+          if (i > 0) bag = bag_between(t.bags, bag, bag_range[1] + 1 > bag ? bag_range[1] + 1 : bag + 1, n);
+          int64_t its = s.batch > 1 ? (bag + 1) / s.bags : 0;
+          next = bag + 1 < all_bags ? group_start(t.bags, its, bag + 1 - its * s.bags) : all;
         }
-        bag = low;
+      } else if (bags) {
+        bag = problem * s.bags + (s.bag_length > 0 ? local / s.bag_length : 0);
       }
-      // Offsets that are out of order can lead to another problem's bag: kept within this one.
-      int64_t least = problem * s.bags, most = least + s.bags - 1;
-      bag = bag < least ? least : bag > most ? most : bag;
-      if (s.payload_is_bag)
-        payload = bag;
-      else
-        put(t.bag_of, n, bag - least, t.wide);
+      if (bags) {
+        // Offsets that are out of order can lead to another problem's bag: kept within this one.
+        int64_t least = problem * s.bags, most = least + s.bags - 1, kept = bag < least ? least : bag > most ? most : bag;
+        if (s.payload_is_bag)
+          payload = kept;
+        else
+          put(t.bag_of, n, kept - least, t.wide);
+      }
+      put(t.keys, n, key_of(s, problem, local), t.wide);
+      put(t.payload, n, payload, t.wide);
     }
-    put(t.keys, n, key, t.wide);
-    put(t.payload, n, payload, t.wide);
   }
 }
 
@@ -189,7 +208,7 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
   t.wide = at.wide;
   t.stamp = (uint64_t *)base;
   t.stamp_value = stamp_of(spec);
-  int64_t all = spec.batch * spec.entries, blocks = (all + BLOCK - 1) / BLOCK;
+  int64_t all = spec.batch * spec.entries, blocks = (all + KEY_TILE - 1) / KEY_TILE;
   int64_t most = (int64_t)l.device.processors * 64;
   launch(l, make_keys, grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1), BLOCK, 0, t);
   if (l.error != cudaSuccess) return;

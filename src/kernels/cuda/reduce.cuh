@@ -47,6 +47,21 @@ __device__ __forceinline__ void put_place(const Task &t, const Stage<E> &s, int 
   s.counted_weight[at] = p.counted_weight;
 }
 
+// A join is launched while the kernel before it still runs (see launch_next): that one says when its blocks have all
+// begun, and the join waits for its results here, having looked for long groups meanwhile.
+__device__ __forceinline__ void let_next_begin()
+{
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_launch_before()
+{
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct Team {
   int lane, lanes;     // within the rower
   int rower, rowers;   // within the team
@@ -84,11 +99,14 @@ __device__ __forceinline__ void team_sync(const Team &m)
 }
 
 // Takes up to 16 staged rows, in order. `first` is the first one's place.
-template <class E, int VE, class Op>
+// COEFFICIENTS: 0 none, 1 staged, 2 none but the frequency, -1 as the task says.
+template <class E, int VE, class Op, int COEFFICIENTS = -1>
 __device__ __forceinline__ void take_rows(const Task &t, Op &term, const Stage<E> &s, int at, int count, int first,
                                           const Spot &spot, typename E::acc scale)
 {
   typedef typename E::acc acc;
+  const bool weighs = COEFFICIENTS < 0 ? has_coefficients(t) : COEFFICIENTS == 1;
+#pragma unroll 1
   for (int base = 0; base < count; base += IN_FLIGHT) {
     Columns<E, VE> row[IN_FLIGHT];
     bool there[IN_FLIGHT];
@@ -96,20 +114,17 @@ __device__ __forceinline__ void take_rows(const Task &t, Op &term, const Stage<E
     for (int i = 0; i < IN_FLIGHT; i++) {
       int64_t offset = base + i < count ? s.offset[at + base + i] : -1;
       there[i] = offset >= 0 && spot.active;
-      if (there[i])
-        row[i].fetch(t.source.data + offset, spot.column, t.dim);
-      else
-        row[i].clear();
+      row[i].fetch(t.source.data + offset, spot.column, t.dim, there[i]);
     }
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; i++) {
       acc coefficient = 1;
-      if (has_coefficients(t)) coefficient = base + i < count ? s.coefficient[at + base + i] : acc(0);
-      if (t.by_frequency) coefficient = coefficient * scale;
+      if (weighs) coefficient = base + i < count ? s.coefficient[at + base + i] : acc(0);
+      if (COEFFICIENTS != 0 && t.by_frequency) coefficient = coefficient * scale;
       term.take(t, row[i], there[i], coefficient, first + base + i);
     }
   }
-  if (t.weighted && (t.sink == SINK_MEAN || t.sink == SINK_COUNT))
+  if (COEFFICIENTS != 0 && t.weighted && (t.sink == SINK_MEAN || t.sink == SINK_COUNT))
     for (int i = 0; i < count; i++) term.w += s.counted_weight[at + i];
 }
 
@@ -128,7 +143,7 @@ __device__ __forceinline__ Op reduce_places(const Task &t, const Team &m, const 
     for (int i = m.lane; i < ahead * SHF_FAN_IN; i += m.lanes) {
       int place = (first + i / SHF_FAN_IN + m.rower) * SHF_FAN_IN + i % SHF_FAN_IN;
       if (place >= places) continue;
-      Place<E> p = decode_place<E>(t, problem, entry + place);
+      Place<E> p = decode_place<E, false>(t, problem, entry + place);
       put_place(t, s, i, p);
       counted += p.counted;
     }
@@ -141,11 +156,15 @@ __device__ __forceinline__ Op reduce_places(const Task &t, const Team &m, const 
       if (count > 0) take_rows<E, VE, Op>(t, term, s, k * SHF_FAN_IN, count, block * SHF_FAN_IN, spot, scale);
       if (m.rowers == 1) {
         total.fold(t, term);
+        total.fold_counts(term);
         continue;
       }
       own[m.rower * m.lanes] = term;
       team_sync(m);
-      for (int r = 0; m.rower == 0 && r < m.rowers && first + r < blocks; r++) total.fold(t, own[r * m.lanes]);
+      for (int r = 0; m.rower == 0 && r < m.rowers && first + r < blocks; r++) {
+        total.fold(t, own[r * m.lanes]);
+        total.fold_counts(own[r * m.lanes]);
+      }
       team_sync(m);
     }
   }
@@ -184,14 +203,13 @@ struct Found {
   int64_t slot[WARP];
 };
 
-template <bool RUNS>
 __device__ __forceinline__ void find_chunks(const Task &t, Found *found)
 {
   if (threadIdx.x == 0) found->count = 0;
   __syncthreads();
   int64_t slot = (int64_t)blockIdx.x * t.candidates + threadIdx.x;
   Span span;
-  if ((int)threadIdx.x < t.candidates && slot < t.slot_count && long_group_of_slot<RUNS>(t, slot, &span)) {
+  if ((int)threadIdx.x < t.candidates && slot < t.slot_count && long_group_of_slot(t, slot, &span)) {
     int at = atomicAdd(&found->count, 1);
     found->span[at] = span;
     found->slot[at] = slot;
@@ -206,10 +224,10 @@ __device__ __forceinline__ typename E::acc frequency_of(int64_t length)
   return (typename E::acc)1 / (typename E::acc)length;
 }
 
-template <class E, int VE, class Op, bool RUNS>
+template <class E, int VE, class Op>
 __device__ __forceinline__ void reduce_chunks(const Task &t, char *memory, Found *found)
 {
-  find_chunks<RUNS>(t, found);
+  find_chunks(t, found);
   Team m = team_of(t.lanes, t.chunk_split);
   int rowers = BLOCK / t.lanes, teams = rowers / t.chunk_split;
   Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, (threadIdx.x / t.lanes) * t.stage_places);
@@ -229,14 +247,15 @@ __device__ __forceinline__ void reduce_chunks(const Task &t, char *memory, Found
 
 // ---- Groups by offsets: bags, segments ----
 
-// Blocks first take chunks, since a long group must not come last; the rest take groups.
+// For few groups: several rowers share one. Blocks first take chunks, since a long group must not come last.
 template <class E, int VE, class Op>
 __global__ void __launch_bounds__(BLOCK) reduce_groups(const __grid_constant__ Task t)
 {
   extern __shared__ __align__(16) char memory[];
   __shared__ Found found;
+  let_next_begin();
   if (blockIdx.x < t.chunk_blocks) {
-    reduce_chunks<E, VE, Op, false>(t, memory, &found);
+    reduce_chunks<E, VE, Op>(t, memory, &found);
     return;
   }
   Team m = team_of(t.lanes, t.split);
@@ -254,84 +273,6 @@ __global__ void __launch_bounds__(BLOCK) reduce_groups(const __grid_constant__ T
       typename E::acc held[VE];
       if (m.rower == 0)
         total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, length, at, held);
-    }
-  }
-}
-
-// ---- Groups by runs of equal keys: the table's gradient ----
-
-// A tile of sorted entries: decoded, and where runs begin in it.
-enum { RUN_TILE = BLOCK };
-
-// One block takes the runs that begin among its 256 entries. All its threads decode entries, and those behind the tile
-// that belong to its last run; then each rower takes one run after the other.
-template <class E, int VE>
-__global__ void __launch_bounds__(BLOCK) reduce_runs(const __grid_constant__ Task t)
-{
-  typedef Sum<E, VE> Op;
-  extern __shared__ __align__(16) char memory[];
-  __shared__ Found found;
-  __shared__ uint64_t keys[RUN_TILE];
-  __shared__ uint16_t heads[RUN_TILE + 1];
-  __shared__ int warp_heads[BLOCK / WARP];
-  if (!is_for(t.sorted)) return;
-  if (blockIdx.x < t.chunk_blocks) {
-    reduce_chunks<E, VE, Op, true>(t, memory, &found);
-    return;
-  }
-  Stage<E> s = stage_in<E>(memory, 2 * RUN_TILE, 0);
-  Team m = team_of(t.lanes, 1);
-  int thread = (int)threadIdx.x, rowers = BLOCK / t.lanes;
-  int64_t all = t.entries * t.batch, tile_count = (all + RUN_TILE - 1) / RUN_TILE;
-  for (int64_t tile = blockIdx.x - t.chunk_blocks; tile < tile_count; tile += gridDim.x - t.chunk_blocks) {
-    int64_t base = tile * RUN_TILE, entry = base + thread;
-    uint64_t key = entry < all ? key_at(t.sorted, entry) : t.sorted.none;
-    bool valid = key < t.sorted.none;
-    bool head = valid && (entry == 0 || key_at(t.sorted, entry - 1) != key);
-    __syncthreads(); // the tile before is done with shared memory
-    keys[thread] = key;
-    int64_t problem = t.batch > 1 && valid ? (int64_t)key / t.groups : 0;
-    if (valid) put_place(t, s, thread, decode_gradient<E>(t, problem, entry));
-    // Heads, numbered in order.
-    unsigned ballot = __ballot_sync(0xffffffffu, head);
-    if ((thread & (WARP - 1)) == 0) warp_heads[thread / WARP] = __popc(ballot);
-    int inside = __syncthreads_count(valid);
-    int before = 0, count = 0;
-    for (int w = 0; w < BLOCK / WARP; w++) {
-      if (w < thread / WARP) before += warp_heads[w];
-      count += warp_heads[w];
-    }
-    if (head) heads[before + __popc(ballot & ((1u << (thread & (WARP - 1))) - 1))] = (uint16_t)thread;
-    if (thread == 0) heads[count] = (uint16_t)inside;
-    // The last run may go on behind the tile.
-    uint64_t last = inside == RUN_TILE ? keys[RUN_TILE - 1] : t.sorted.none;
-    bool follows = inside == RUN_TILE && entry + RUN_TILE < all && key_at(t.sorted, entry + RUN_TILE) == last;
-    int behind = __syncthreads_count(follows);
-    if (follows && behind < RUN_TILE) {
-      int64_t its = t.batch > 1 ? (int64_t)last / t.groups : 0;
-      put_place(t, s, thread + RUN_TILE, decode_gradient<E>(t, its, entry + RUN_TILE));
-    }
-    __syncthreads();
-    for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y) {
-      Spot at = spot_of(t, m, columns, VE);
-      for (int h = thread / t.lanes; h < count; h += rowers) {
-        int begin = heads[h], length = heads[h + 1] - begin + (h == count - 1 ? behind : 0);
-        if (length > SHF_CHUNK) continue;
-        uint64_t group = keys[begin];
-        int64_t its = t.batch > 1 ? (int64_t)group / t.groups : 0;
-        typename E::acc held[VE];
-        Op::hold(t, its, (int64_t)group - its * t.groups, at, held);
-        Op total;
-        total.start();
-        for (int first = 0; first < length; first += SHF_FAN_IN) {
-          Op term;
-          term.start();
-          take_rows<E, VE, Op>(t, term, s, begin + first, min((int)SHF_FAN_IN, length - first), first, at,
-                               frequency_of<E>(length));
-          total.fold(t, term);
-        }
-        total.finish(t, its, (int64_t)group - its * t.groups, length, at, held);
-      }
     }
   }
 }
@@ -354,8 +295,10 @@ __device__ __forceinline__ typename Op::Result join_few(const Task &t, int64_t s
       Result next;
       next.load(t, t.slots + (slot + i) * t.slot_bytes, at);
       term.fold(t, next);
+      term.fold_counts(next);
     }
     total.fold(t, term);
+    total.fold_counts(term);
   }
   return total;
 }
@@ -376,6 +319,7 @@ __device__ __forceinline__ void join_many(const Task &t, const Team &m, int64_t 
         Result next;
         next.load(t, t.slots + (slot + first + i * stride) * t.slot_bytes, at);
         term.fold(t, next);
+        term.fold_counts(next);
       }
       __syncwarp(m.mask); // all lanes have read what one of them replaces
       term.save(t, t.slots + (slot + first) * t.slot_bytes, at);
@@ -386,18 +330,26 @@ __device__ __forceinline__ void join_many(const Task &t, const Team &m, int64_t 
 
 enum { FEW_CHUNKS = 32 };
 
-template <class E, int VE, class Op, bool RUNS>
-__global__ void __launch_bounds__(BLOCK) join_groups(const __grid_constant__ Task t)
+// The long groups that a block joins: of its 32 windows, or of its part of the list.
+__device__ __forceinline__ void find_own(const Task &t, Found *found)
 {
-  __shared__ Found found;
-  if (RUNS && !is_for(t.sorted)) return;
-  if (threadIdx.x == 0) found.count = 0;
+  if (threadIdx.x == 0) found->count = 0;
   __syncthreads();
-  int64_t window = (int64_t)blockIdx.x * WARP + threadIdx.x;
+  int64_t number = (int64_t)blockIdx.x * WARP + threadIdx.x;
   Span mine;
-  if (threadIdx.x < WARP && window < windows_for(t.entries * t.batch) && long_group_of_window<RUNS>(t, window, &mine))
-    found.span[atomicAdd(&found.count, 1)] = mine;
+  if (!t.longs && threadIdx.x < WARP && number < windows_for(t.entries * t.batch) &&
+      long_group_of_window(t, number, &mine)) {
+    int at = atomicAdd(&found->count, 1);
+    found->span[at] = mine;
+    found->slot[at] = first_slot(mine.start);
+  }
+  wait_for_launch_before();
   __syncthreads();
+}
+
+template <class E, int VE, class Op>
+__device__ __forceinline__ void join_found(const Task &t, const Found &found)
+{
   Team m = team_of(t.lanes, 1);
   int rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
   for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
@@ -405,8 +357,7 @@ __global__ void __launch_bounds__(BLOCK) join_groups(const __grid_constant__ Tas
     int few = 0;
     for (int i = 0; i < found.count; i++) {
       Span span = found.span[i];
-      int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
-      int64_t slot = first_slot(span.start);
+      int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK, slot = found.slot[i];
       bool many = chunks > FEW_CHUNKS;
       if (many) {
         __syncthreads();
@@ -422,6 +373,29 @@ __global__ void __launch_bounds__(BLOCK) join_groups(const __grid_constant__ Tas
       Op::Result::hold(t, span.problem, span.group, at, held);
       total.finish(t, span.problem, span.group, length, at, held);
     }
+  }
+}
+
+template <class E, int VE, class Op>
+__global__ void __launch_bounds__(BLOCK) join_groups(const __grid_constant__ Task t)
+{
+  __shared__ Found found;
+  find_own(t, &found);
+  if (!t.longs) {
+    join_found<E, VE, Op>(t, found);
+    return;
+  }
+  int64_t groups = listed(t).groups();
+  for (int64_t first = (int64_t)blockIdx.x * WARP; first < groups; first += (int64_t)gridDim.x * WARP) {
+    __syncthreads();
+    if (threadIdx.x == 0) found.count = (int)min((int64_t)WARP, groups - first);
+    if (threadIdx.x < WARP && first + threadIdx.x < groups) {
+      LongGroup g = t.longs[first + threadIdx.x];
+      found.span[threadIdx.x] = Span{g.problem, g.group, g.start, g.start + g.length};
+      found.slot[threadIdx.x] = g.slot;
+    }
+    __syncthreads();
+    join_found<E, VE, Op>(t, found);
   }
 }
 

@@ -84,20 +84,26 @@ __device__ __forceinline__ void segment_grad_row(const SegmentGradTask &t, int64
   acc g[VE], x[VE], forward[VE], counts[VE];
   gradient.values(g);
   if (t.kind == GRAD_MEAN) {
-    const int64_t *counted = (const int64_t *)(t.counts.data + problem * t.counts.batch_stride) + id;
-    acc count = (acc)(t.counts_are_starts ? counted[1] - counted[0] : counted[0]);
+    const long long *counted = (const long long *)(t.counts.data + problem * t.counts.batch_stride) + id;
+    acc count = (acc)(t.counts_are_starts ? __ldg(counted + 1) - __ldg(counted) : __ldg(counted));
 #pragma unroll
     for (int j = 0; j < VE; j++) counts[j] = count, forward[j] = 0;
   } else {
     data.fetch(row_of(t.data, problem, n), at.column, t.dim);
-    load_acc<acc, VE>(row_of(t.forward, problem, id), at, t.dim, forward);
-    load_acc<acc, VE>(row_of(t.counts, problem, id), at, t.dim, counts);
+#pragma unroll
+    for (int j = 0; j < VE; j++) {
+      bool there = at.column + j < t.dim;
+      forward[j] = there ? __ldg((const acc *)row_of(t.forward, problem, id) + at.column + j) : acc(0);
+      counts[j] = there ? __ldg((const acc *)row_of(t.counts, problem, id) + at.column + j) : acc(0);
+    }
   }
   data.values(x);
 #pragma unroll
   for (int j = 0; j < VE; j++) g[j] = grad_of<E>(t.kind, g[j], x[j], forward[j], counts[j]);
   Out<E, VE>::store(to, at.column, t.dim, g, 0, true);
 }
+
+enum { GRAD_ROWS = 4 }; // rows of one rower
 
 template <class E, int VE>
 __global__ void __launch_bounds__(BLOCK) segment_grad(const __grid_constant__ SegmentGradTask t)
@@ -109,7 +115,9 @@ __global__ void __launch_bounds__(BLOCK) segment_grad(const __grid_constant__ Se
     Spot at;
     at.column = (tile * t.lanes + m.lane) * VE;
     if (at.column >= t.dim) continue;
-    for (int64_t n = (int64_t)blockIdx.x * rowers + m.number; n < all; n += (int64_t)gridDim.x * rowers) {
+#pragma unroll 4
+    for (int64_t n = (int64_t)blockIdx.x * rowers * GRAD_ROWS + m.number, i = 0; i < GRAD_ROWS; n += rowers, i++) {
+      if (n >= all) break;
       int64_t problem = t.batch > 1 ? n / t.entries : 0, local = n - problem * t.entries;
       int64_t id = load_index(t.ids.data + problem * t.ids.batch_stride, local, t.ids_wide);
       char *to = (char *)row_of(t.target, problem, local);

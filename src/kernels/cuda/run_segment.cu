@@ -76,7 +76,7 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
 
 struct Layout {
   GroupingLayout grouping;
-  int64_t starts, forward, counts, arg, slots, total;
+  int64_t starts, forward, counts, arg, longs, slots, total;
   int64_t slot_count;
 };
 
@@ -101,6 +101,9 @@ static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
   if (again && !by_first) bytes += shf_align64(cells * k->acc_bytes);
   at->arg = bytes;
   if (again && by_first) bytes += shf_align64(cells * 8);
+  at->longs = bytes;
+  if (reduces(d, t) && slots_for(p.batch * d.rows))
+    bytes += 64 + shf_align64(most_longs(p.batch * d.rows) * (int64_t)sizeof(LongGroup));
   at->slots = bytes;
   if (reduces(d, t)) {
     at->slot_count = slots_for(p.batch * d.rows);
@@ -208,6 +211,8 @@ static Task segment_task(const Run &r, const Sorted *sorted)
   t.out_dtype = d.dtype;
   t.slots = r.call.workspace + r.at.slots;
   t.slot_count = r.at.slot_count;
+  t.long_count = (LongCount *)(r.call.workspace + r.at.longs);
+  t.longs = (LongGroup *)(r.call.workspace + r.at.longs + 64);
   t.slot_bytes = r.k->slot_bytes(reduction_of(r.traits), d.dim);
   return t;
 }

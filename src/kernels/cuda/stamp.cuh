@@ -62,35 +62,87 @@ size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
   t.chunk_split = 1;
   if (entries * t.lanes * t.tiles <= room * SHF_FAN_IN) t.chunk_split = rowers < SHF_FAN_IN ? rowers : (int)SHF_FAN_IN;
   int64_t each = t.slot_count / (l.device.processors * 4);
-  t.candidates = each < 2 ? 2 : each > WARP ? (int)WARP : (int)each;
+  t.candidates = each < 16 ? 16 : each > WARP ? (int)WARP : (int)each;
   t.chunk_blocks = (t.slot_count + t.candidates - 1) / t.candidates;
   bool shares = t.split > 1 || (t.slot_count > 0 && t.chunk_split > 1);
   return (size_t)(stage_bytes<E>(t, rowers * t.stage_places) + (shares ? BLOCK * (int64_t)sizeof(Op) : 0));
 }
 
+// Joins what was listed, or (few groups) what it finds itself.
+template <class E, int VE, class Op>
+void launch_join(Launcher &l, const Task &t)
+{
+  int64_t entries = t.entries * t.batch;
+  int64_t blocks = (windows_for(entries) + WARP - 1) / WARP, most = (int64_t)l.device.processors * 4;
+  if (t.longs && blocks > most) blocks = most;
+  launch_next(l, join_groups<E, VE, Op>, grid_of(blocks, t.tiles), BLOCK, t);
+}
+
+template <class E, int VE, class Op>
+void launch_walk(Launcher &l, const Task &t)
+{
+  int rowers = BLOCK / t.lanes;
+  int64_t groups = t.groups * t.batch, units = groups > t.slot_count ? groups : t.slot_count;
+  dim3 grid = grid_of((units + rowers - 1) / rowers, t.tiles);
+  size_t shared = (size_t)stage_bytes<E>(t, rowers * t.stage_places);
+  if constexpr (Op::TAKES_COEFFICIENTS) {
+    if (l.loading || has_coefficients(t)) launch(l, walk_groups<E, VE, Op, true>, grid, BLOCK, shared, t);
+    bool is_short = t.sink == SINK_SUM && !has_coefficients(t) && t.entries * t.batch <= groups * 3;
+    if (l.loading || is_short) {
+      Task rest = t; // a walk over no groups: only the chunks
+      int64_t each = (int64_t)rowers * SHORT;
+      launch(l, sum_short<E, VE>, grid_of((groups + each - 1) / each, t.tiles), BLOCK, shared, t);
+      rest.groups = 0;
+      if (t.slot_count > 0)
+        launch(l, walk_groups<E, VE, Op, false>, grid_of((t.slot_count + rowers - 1) / rowers, t.tiles), BLOCK, shared,
+               rest);
+      if (!l.loading) return;
+    }
+  }
+  if (l.loading || !has_coefficients(t)) launch(l, walk_groups<E, VE, Op, false>, grid, BLOCK, shared, t);
+}
+
+// Little to do: one kernel, which finds long groups itself and lets several rowers share a group. Else long groups are
+// listed first, and rowers walk through chunks and groups.
 template <class E, int VE, class Op>
 void launch_groups(Launcher &l, Task t)
 {
   size_t shared = plan_launch<E, VE, Op>(l, t, 2);
-  int teams = BLOCK / t.lanes / t.split;
-  int64_t blocks = (t.groups * t.batch + teams - 1) / teams;
-  launch(l, reduce_groups<E, VE, Op>, grid_of(t.chunk_blocks + blocks, t.tiles), BLOCK, shared, t);
-  if (t.slot_count == 0 && !l.loading) return;
-  int64_t windows = windows_for(t.entries * t.batch);
-  launch(l, join_groups<E, VE, Op, false>, grid_of((windows + WARP - 1) / WARP, t.tiles), BLOCK, 0, t);
+  int64_t groups = t.groups * t.batch, entries = t.entries * t.batch, room = (int64_t)l.device.processors * 2048;
+  bool little = entries * t.lanes * t.tiles <= room * SHF_FAN_IN && t.split > 1;
+  if (little || l.loading) {
+    Task own = t;
+    own.longs = nullptr;
+    int teams = BLOCK / t.lanes / t.split;
+    launch(l, reduce_groups<E, VE, Op>, grid_of(t.chunk_blocks + (groups + teams - 1) / teams, t.tiles), BLOCK, shared,
+           own);
+    if (t.slot_count > 0 || l.loading) launch_join<E, VE, Op>(l, own);
+    if (!l.loading) return;
+  }
+  if (t.slot_count == 0) t.longs = nullptr;
+  if (t.longs || l.loading) list_long_groups(l, t);
+  launch_walk<E, VE, Op>(l, t);
+  if (t.longs || l.loading) launch_join<E, VE, Op>(l, t);
 }
 
 template <class E, int VE>
 void launch_runs(Launcher &l, Task t)
 {
   typedef Sum<E, VE> Op;
-  size_t shared = plan_launch<E, VE, Op>(l, t, t.columns ? 1 : 2);
-  size_t tile = (size_t)stage_bytes<E>(t, 2 * RUN_TILE);
-  int64_t blocks = (t.entries * t.batch + RUN_TILE - 1) / RUN_TILE;
-  launch(l, reduce_runs<E, VE>, grid_of(t.chunk_blocks + blocks, t.tiles), BLOCK, shared > tile ? shared : tile, t);
-  if (t.slot_count == 0 && !l.loading) return;
-  int64_t windows = windows_for(t.entries * t.batch);
-  launch(l, join_groups<E, VE, Op, true>, grid_of((windows + WARP - 1) / WARP, t.tiles), BLOCK, 0, t);
+  plan_launch<E, VE, Op>(l, t, t.columns ? 1 : 2);
+  size_t tile = (size_t)stage_bytes<E>(t, 2 * RUN_TILE + SHF_FAN_IN);
+  dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
+  if (t.slot_count == 0) t.longs = nullptr;
+  if (t.longs || l.loading) {
+    int rowers = BLOCK / t.lanes;
+    int64_t blocks = (t.slot_count + rowers - 1) / rowers, most = (int64_t)l.device.processors * 8;
+    list_long_runs(l, t);
+    launch(l, walk_long_runs<E, VE>, grid_of(blocks < most ? blocks : most, t.tiles), BLOCK,
+           (size_t)stage_bytes<E>(t, rowers * t.stage_places), t);
+  }
+  if (l.loading || !has_coefficients(t)) launch(l, walk_runs<E, VE, false>, grid, BLOCK, tile, t);
+  if (l.loading || has_coefficients(t)) launch(l, walk_runs<E, VE, true>, grid, BLOCK, tile, t);
+  if (t.longs || l.loading) launch_join<E, VE, Op>(l, t);
 }
 
 // Whether lanes may own WIDE columns: every row of every operand must be aligned for it.
@@ -175,8 +227,8 @@ struct Stamp {
   {
     t.lanes = lanes_for(t.dim, VE, 1);
     t.tiles = tiles_for(t.dim, VE, t.lanes);
-    int rowers = BLOCK / t.lanes;
-    launch(l, shf::segment_grad<E, VE>, grid_of((t.entries * t.batch + rowers - 1) / rowers, t.tiles), BLOCK, 0, t);
+    int each = BLOCK / t.lanes * GRAD_ROWS;
+    launch(l, shf::segment_grad<E, VE>, grid_of((t.entries * t.batch + each - 1) / each, t.tiles), BLOCK, 0, t);
   }
   static void segment_grad(Launcher &l, SegmentGradTask t)
   {

@@ -39,6 +39,19 @@ struct Sorted {
   uint64_t expected;
 };
 
+// Long groups that find_long has listed, in any order. Slots of one follow those of the one before it in the list.
+struct LongGroup {
+  int64_t problem, group, start, length, slot;
+};
+
+// How many long groups and chunks there are, counted in one word so that the list stays in order of slots.
+struct LongCount {
+  unsigned long long packed;
+  enum { CHUNK_BITS = 36 };
+  __host__ __device__ int64_t groups() const { return (int64_t)(packed >> CHUNK_BITS); }
+  __host__ __device__ int64_t chunks() const { return (int64_t)(packed & ((1ull << CHUNK_BITS) - 1)); }
+};
+
 struct Task {
   // extents of one problem, and the number of problems
   int64_t dim, groups, entries, batch;
@@ -68,6 +81,8 @@ struct Task {
   // slots of long groups
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
+  LongGroup *longs;               // NULL: not listed; kernels look for long groups themselves
+  LongCount *long_count;
   // launch
   int lanes;           // threads that share a row: a power of two up to 32
   int64_t tiles;       // times lanes * VE columns make dim
@@ -201,51 +216,66 @@ __device__ inline int64_t bound_of(const Sorted &s, int64_t low, int64_t high, u
 }
 
 // The last group that starts at or before `position`, when it is a long one.
-template <bool RUNS>
 __device__ inline bool long_group_at(const Task &t, int64_t position, Span *span)
 {
   int64_t all = t.entries * t.batch;
   if (position >= all) position = all - 1;
   if (position < 0 || t.groups * t.batch == 0) return false;
-  if (!RUNS) {
-    // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays.
-    *span = span_of(t, group_holding(t, position));
-    return span->end - span->start > SHF_CHUNK;
-  }
-  uint64_t key = key_at(t.sorted, position);
-  if (key >= t.sorted.none) { // dropped: the last run lies before them
-    position = bound_of(t.sorted, 0, all, t.sorted.none, false) - 1;
-    if (position < 0) return false;
-    key = key_at(t.sorted, position);
-  }
-  // A run this long reaches half its length to one side or the other.
-  int64_t before = position - SHF_CHUNK / 2, behind = position + SHF_CHUNK / 2;
-  if (!(before >= 0 && key_at(t.sorted, before) == key) && !(behind < all && key_at(t.sorted, behind) == key))
-    return false;
-  span->start = bound_of(t.sorted, 0, position, key, false);
-  span->end = bound_of(t.sorted, position, all, key, true);
-  span->problem = t.batch > 1 ? (int64_t)key / t.groups : 0;
-  span->group = (int64_t)key - span->problem * t.groups;
+  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays.
+  *span = span_of(t, group_holding(t, position));
   return span->end - span->start > SHF_CHUNK;
 }
 
 // The long group, if there is one, that has a chunk in this slot.
-template <bool RUNS>
 __device__ inline bool long_group_of_slot(const Task &t, int64_t slot, Span *span)
 {
-  if (!long_group_at<RUNS>(t, last_position(slot), span)) return false;
+  if (!long_group_at(t, last_position(slot), span)) return false;
   int64_t chunk = slot - first_slot(span->start);
   return chunk >= 0 && chunk * SHF_CHUNK < span->end - span->start;
+}
+
+// ---- Listing long groups ----
+
+__host__ __device__ __forceinline__ int64_t most_longs(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
+
+__device__ __forceinline__ void list_long(const Task &t, const Span &span)
+{
+  int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
+  LongCount before = {atomicAdd(&t.long_count->packed, 1ull << LongCount::CHUNK_BITS | (unsigned long long)chunks)};
+  // Offsets that are out of order can claim more than there is room for.
+  if (before.groups() >= most_longs(t.entries * t.batch) || before.chunks() + chunks > t.slot_count) return;
+  t.longs[before.groups()] = LongGroup{span.problem, span.group, span.start, length, before.chunks()};
+}
+
+// What of the list may be read.
+__device__ __forceinline__ LongCount listed(const Task &t)
+{
+  LongCount count = *t.long_count;
+  int64_t groups = min(count.groups(), most_longs(t.entries * t.batch)), chunks = min(count.chunks(), t.slot_count);
+  return LongCount{(unsigned long long)groups << LongCount::CHUNK_BITS | (unsigned long long)chunks};
+}
+
+// The long group that owns a slot.
+__device__ inline LongGroup long_of_slot(const Task &t, int64_t groups, int64_t slot)
+{
+  int64_t low = 0, high = groups;
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (t.longs[middle].slot <= slot)
+      low = middle;
+    else
+      high = middle;
+  }
+  return t.longs[low];
 }
 
 // Long groups are also numbered by windows of 257 entries, in each of which at most one begins.
 __host__ __device__ __forceinline__ int64_t windows_for(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
 
-template <bool RUNS>
 __device__ inline bool long_group_of_window(const Task &t, int64_t window, Span *span)
 {
   enum { WINDOW = SHF_CHUNK + 1 };
-  return long_group_at<RUNS>(t, window * WINDOW + SHF_CHUNK, span) && span->start / WINDOW == window;
+  return long_group_at(t, window * WINDOW + SHF_CHUNK, span) && span->start / WINDOW == window;
 }
 
 // ---- Entries ----
@@ -320,11 +350,12 @@ __device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t probl
   return p;
 }
 
-template <class E>
+// Entries of runs are decoded by decode_gradient, those of groups by one of the others.
+template <class E, bool RUNS>
 __device__ __forceinline__ Place<E> decode_place(const Task &t, int64_t problem, int64_t entry)
 {
+  if (RUNS) return decode_gradient<E>(t, problem, entry);
   if (t.decode == BY_INDEX) return decode_index<E>(t, problem, entry);
-  if (t.decode == BY_GRADIENT) return decode_gradient<E>(t, problem, entry);
   Place<E> p;
   int64_t row = (t.decode == IN_ORDER ? entry : payload_at(t.sorted, entry)) - problem * t.entries;
   p.offset = problem * t.source.batch_stride + row * t.source.row_stride;

@@ -46,6 +46,7 @@ template <class E, int VE>
 struct Sum {
   typedef typename E::acc acc;
   typedef Sum Result;
+  enum { TAKES_COEFFICIENTS = 1 };
   acc v[VE], w; // w: weights that count for a mean
   int64_t counted;
 
@@ -68,6 +69,9 @@ struct Sum {
   {
 #pragma unroll
     for (int j = 0; j < VE; j++) v[j] += next.v[j];
+  }
+  __device__ __forceinline__ void fold_counts(const Sum &next)
+  {
     w += next.w;
     counted += next.counted;
   }
@@ -131,6 +135,7 @@ template <class E, int VE>
 struct Prod {
   typedef typename E::acc acc;
   typedef Prod Result;
+  enum { TAKES_COEFFICIENTS = 0 };
   acc v[VE];
   int zeros[VE];
   acc w; // unused: a product has no weights
@@ -164,6 +169,7 @@ struct Prod {
       zeros[j] = min(zeros[j] + next.zeros[j], 2);
     }
   }
+  __device__ __forceinline__ void fold_counts(const Prod &) {}
   __device__ __forceinline__ Prod widened(const Task &, int64_t, int64_t) const { return *this; }
 
   static __host__ __device__ int64_t slot_bytes(int64_t dim) { return slot_head_bytes(dim) + dim * (int64_t)sizeof(acc) + dim * 4; }
@@ -220,6 +226,7 @@ struct Extreme {
   typedef typename E::acc acc;
   typedef typename E::best best;
   typedef Extreme<E, VE, int64_t> Result;
+  enum { TAKES_COEFFICIENTS = 0 };
   best v[VE];
   Position at_place[VE]; // or the number of equal ones
   int has;
@@ -271,6 +278,7 @@ struct Extreme {
     }
     has = 1;
   }
+  __device__ __forceinline__ void fold_counts(const Extreme &) {}
   // Places of a group become what arg holds.
   __device__ __forceinline__ Result widened(const Task &t, int64_t problem, int64_t entry) const
   {

@@ -1,0 +1,279 @@
+// walk.cuh: the reductions where there is enough to do to fill the device: one rower for each group of up to 256 places
+// and for each chunk of a longer one, which find_long has listed before.
+#ifndef SHF_CUDA_WALK_CUH
+#define SHF_CUDA_WALK_CUH
+
+#include "reduce.cuh"
+
+namespace shf {
+
+// ---- Listing long groups ----
+
+__global__ void __launch_bounds__(BLOCK) find_long(const __grid_constant__ Task t);
+__global__ void __launch_bounds__(BLOCK) find_long_runs(const __grid_constant__ Task t);
+
+// ---- Groups by offsets ----
+
+// Reduces up to 256 places by one rower. As reduce_places, without a team.
+template <class E, int VE, class Op, bool RUNS, int COEFFICIENTS>
+__device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const Stage<E> &s, int64_t problem,
+                                          int64_t entry, int places, const Spot &at, typename E::acc scale)
+{
+  Op total;
+  total.start();
+  int counted = 0;
+  for (int base = 0; base < places; base += t.stage_places) {
+    __syncwarp(m.mask);
+    int staged = min(t.stage_places, places - base);
+    for (int i = m.lane; i < staged; i += m.lanes) {
+      Place<E> p = decode_place<E, RUNS>(t, problem, entry + base + i);
+      put_place(t, s, i, p);
+      counted += p.counted;
+    }
+    __syncwarp(m.mask);
+    for (int first = 0; first < staged; first += SHF_FAN_IN) {
+      Op term;
+      term.start();
+      take_rows<E, VE, Op, COEFFICIENTS>(t, term, s, first, min((int)SHF_FAN_IN, staged - first), base + first, at,
+                                         scale);
+      total.fold(t, term);
+      if (COEFFICIENTS != 0) total.fold_counts(term);
+    }
+  }
+  if (t.sink == SINK_MEAN || t.sink == SINK_COUNT) {
+    for (int half = m.lanes / 2; half > 0; half /= 2) counted += __shfl_xor_sync(m.mask, counted, half);
+    total.counted = counted;
+  }
+  return total;
+}
+
+// Units of work are chunks of long groups, then groups; rowers take them in turn.
+template <class E, int VE, class Op, bool COEFFICIENTS>
+__global__ void __launch_bounds__(BLOCK, !Op::TAKES_COEFFICIENTS ? 2 : sizeof(typename E::acc) == 8 || VE == 8 ? 3 : 4)
+    walk_groups(const __grid_constant__ Task t)
+{
+  extern __shared__ __align__(16) char memory[];
+  Team m = team_of(t.lanes, 1);
+  int rowers = BLOCK / t.lanes;
+  Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, m.number * t.stage_places);
+  LongCount longs = t.longs ? listed(t) : LongCount{0};
+  int64_t chunks = longs.chunks(), units = chunks + t.groups * t.batch, step = (int64_t)gridDim.x * rowers;
+  for (int64_t unit = (int64_t)blockIdx.x * rowers + m.number; unit < units; unit += step) {
+    LongGroup from = {};
+    Span span;
+    int64_t entry;
+    int places;
+    if (unit < chunks) {
+      from = long_of_slot(t, longs.groups(), unit);
+      entry = from.start + (unit - from.slot) * SHF_CHUNK;
+      span.problem = from.problem;
+      places = (int)min((int64_t)SHF_CHUNK, from.start + from.length - entry);
+    } else {
+      span = span_of(t, unit - chunks);
+      entry = span.start;
+      places = (int)min(span.end - span.start, (int64_t)SHF_CHUNK + 1);
+      if (places > SHF_CHUNK) continue;
+    }
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      Op total = walk_places<E, VE, Op, false, COEFFICIENTS>(t, m, s, span.problem, entry, places, at, 1);
+      typename Op::Result result = total.widened(t, span.problem, entry);
+      typename E::acc held[VE];
+      if (unit < chunks)
+        result.save(t, t.slots + unit * t.slot_bytes, at);
+      else
+        result.finish(t, span.problem, span.group, places, at, held);
+    }
+  }
+}
+
+// ---- Short groups: plain sums of a few rows ----
+
+enum { SHORT = 4 }; // groups that a rower has in flight
+
+// Each rower takes four groups at a time, and in every step one row of each.
+template <class E, int VE>
+__global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Task t)
+{
+  typedef Sum<E, VE> Op;
+  extern __shared__ __align__(16) char memory[];
+  Team m = team_of(t.lanes, 1);
+  int rowers = BLOCK / t.lanes;
+  int64_t all = t.groups * t.batch, first = ((int64_t)blockIdx.x * rowers + m.number) * SHORT;
+  if (first >= all) return;
+  int64_t start[SHORT];
+  int length[SHORT], longest = 0; // groups of more than 16 come later: their length is -1 here
+#pragma unroll
+  for (int k = 0; k < SHORT; k++) {
+    Span span = span_of(t, min(first + k, all - 1));
+    start[k] = span.start;
+    length[k] = span.end - span.start > SHF_FAN_IN || first + k >= all ? -1 : (int)(span.end - span.start);
+    longest = max(longest, length[k]);
+  }
+  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+    Spot at = spot_of(t, m, tile, VE);
+    Op total[SHORT];
+#pragma unroll
+    for (int k = 0; k < SHORT; k++) total[k].start();
+    for (int place = 0; place < longest; place++) {
+      Columns<E, VE> row[SHORT];
+      int64_t offset[SHORT];
+#pragma unroll
+      for (int k = 0; k < SHORT; k++) {
+        int64_t problem = t.batch > 1 ? (first + k) / t.groups : 0;
+        offset[k] = -1;
+        if (place < length[k]) offset[k] = decode_place<E, false>(t, problem, start[k] + place).offset;
+      }
+#pragma unroll
+      for (int k = 0; k < SHORT; k++)
+        row[k].fetch(t.source.data + offset[k], at.column, t.dim, offset[k] >= 0 && at.active);
+#pragma unroll
+      for (int k = 0; k < SHORT; k++) total[k].take(t, row[k], true, 1, 0);
+    }
+    bool all_short = true;
+#pragma unroll
+    for (int k = 0; k < SHORT; k++) {
+      all_short &= length[k] >= 0;
+      if (length[k] < 0 || !at.active) continue;
+      int64_t problem = t.batch > 1 ? (first + k) / t.groups : 0, group = first + k - problem * t.groups;
+      typename E::acc x[VE];
+#pragma unroll
+      for (int j = 0; j < VE; j++) x[j] = length[k] == 0 ? (typename E::acc)t.empty : total[k].v[j] + typename E::acc(0);
+      char *to = t.target.data + problem * t.target.batch_stride + group * t.target.row_stride;
+      Out<E, VE>::store(to, at.column, t.dim, x, t.out_dtype, t.store_wide);
+    }
+    if (all_short) continue;
+#pragma unroll 1
+    for (int k = 0; k < SHORT; k++) { // the odd longer one; what is long has been listed
+      Span its = span_of(t, min(first + k, all - 1));
+      int64_t places = its.end - its.start;
+      if (first + k >= all || places <= SHF_FAN_IN || places > SHF_CHUNK) continue;
+      Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, m.number * t.stage_places);
+      Op sum = walk_places<E, VE, Op, false, 0>(t, m, s, its.problem, its.start, (int)places, at, 1);
+      sum.finish(t, its.problem, its.group, places, at, nullptr);
+    }
+  }
+}
+
+// ---- Runs of equal keys: the table's gradient ----
+
+enum { RUN_TILE = BLOCK, RUN_FEW = 2 };
+
+// One block takes the runs that begin among its 256 sorted entries. All its threads decode entries, and those behind
+// the tile that belong to its last run, and find where each run goes; then each rower takes one run after the other.
+// What a run is added to is asked for together with its rows.
+template <class E, int VE, bool COEFFICIENTS>
+__global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8 ? 3 : 4)
+    walk_runs(const __grid_constant__ Task t)
+{
+  typedef Sum<E, VE> Op;
+  typedef typename E::acc acc;
+  extern __shared__ __align__(16) char memory[];
+  __shared__ int64_t goes_to[RUN_TILE]; // bytes from target.data, of each run
+  __shared__ uint16_t heads[RUN_TILE + 1];
+  __shared__ int warp_heads[BLOCK / WARP];
+  if (!is_for(t.sorted)) return;
+  Stage<E> s = stage_in<E>(memory, 2 * RUN_TILE + SHF_FAN_IN, 0);
+  Team m = team_of(t.lanes, 1);
+  int thread = (int)threadIdx.x, rowers = BLOCK / t.lanes;
+  int64_t all = t.entries * t.batch, tile_count = (all + RUN_TILE - 1) / RUN_TILE;
+  for (int64_t tile = blockIdx.x; tile < tile_count; tile += gridDim.x) {
+    int64_t entry = tile * RUN_TILE + thread;
+    // Keys of this entry, the one before it, the tile's last one and the one a tile behind, all at once.
+    uint64_t none = t.sorted.none, key = entry < all ? key_at(t.sorted, entry) : none;
+    uint64_t before = entry > 0 && entry <= all ? key_at(t.sorted, entry - 1) : none;
+    uint64_t behind_key = entry + RUN_TILE < all ? key_at(t.sorted, entry + RUN_TILE) : none;
+    int64_t last_entry = tile * RUN_TILE + RUN_TILE - 1;
+    uint64_t last = last_entry < all ? key_at(t.sorted, last_entry) : none;
+    bool valid = key < none, head = valid && before != key, follows = last < none && behind_key == last;
+    int64_t problem = t.batch > 1 && valid ? (int64_t)key / t.groups : 0;
+    Place<E> place, next;
+    if (valid) place = decode_gradient<E>(t, problem, entry);
+    if (follows) next = decode_gradient<E>(t, t.batch > 1 ? (int64_t)last / t.groups : 0, entry + RUN_TILE);
+    unsigned ballot = __ballot_sync(0xffffffffu, head);
+    __syncthreads(); // the tile before is done with shared memory
+    if (valid) put_place(t, s, thread, place);
+    if (follows) put_place(t, s, thread + RUN_TILE, next);
+    if ((thread & (WARP - 1)) == 0) warp_heads[thread / WARP] = __popc(ballot);
+    int inside = __syncthreads_count(valid), behind = __syncthreads_count(follows);
+    int number = 0, count = 0;
+    for (int i = 0; i < BLOCK / WARP; i++) {
+      if (i < thread / WARP) number += warp_heads[i];
+      count += warp_heads[i];
+    }
+    if (head) {
+      number += __popc(ballot & ((1u << (thread & (WARP - 1))) - 1));
+      heads[number] = (uint16_t)thread;
+      goes_to[number] = target_row(t, t.target, problem, (int64_t)key - problem * t.groups, sizeof(typename E::cell)) -
+                        t.target.data;
+    }
+    if (thread == 0) heads[count] = (uint16_t)(inside + behind);
+    __syncthreads();
+    for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y) {
+      Spot at = spot_of(t, m, columns, VE);
+      for (int h = m.number; h < count; h += rowers) {
+        int begin = heads[h], length = heads[h + 1] - begin;
+        if (length > SHF_CHUNK) continue; // long: listed
+        char *to = t.target.data + goes_to[h];
+        Columns<E, VE> held, row[RUN_FEW];
+        held.fetch(to, at.column, t.dim, t.sink == SINK_ADD && at.active);
+        Op total;
+        total.start();
+        acc scale = t.by_frequency ? frequency_of<E>(length) : acc(1);
+        if (length <= RUN_FEW) {
+#pragma unroll
+          for (int i = 0; i < RUN_FEW; i++)
+            row[i].fetch(t.source.data + (i < length ? s.offset[begin + i] : 0), at.column, t.dim,
+                         i < length && at.active);
+#pragma unroll
+          for (int i = 0; i < RUN_FEW; i++) {
+            acc coefficient = COEFFICIENTS && i < length ? s.coefficient[begin + i] : acc(1);
+            if (t.by_frequency) coefficient = coefficient * scale;
+            total.take(t, row[i], true, coefficient, 0);
+          }
+        } else {
+          for (int first = 0; first < length; first += SHF_FAN_IN) {
+            Op term;
+            term.start();
+            take_rows<E, VE, Op, COEFFICIENTS ? 1 : 2>(t, term, s, begin + first, min((int)SHF_FAN_IN, length - first),
+                                                       first, at, scale);
+            total.fold(t, term);
+          }
+        }
+        if (!at.active) continue;
+        acc x[VE];
+        held.values(x); // zeros unless it is added to: 0 + x is x
+#pragma unroll
+        for (int j = 0; j < VE; j++) x[j] = x[j] + (total.v[j] + acc(0));
+        Out<E, VE>::store(to, at.column, t.dim, x, 0, true);
+      }
+    }
+  }
+}
+
+// The chunks of long runs.
+template <class E, int VE>
+__global__ void __launch_bounds__(BLOCK) walk_long_runs(const __grid_constant__ Task t)
+{
+  typedef Sum<E, VE> Op;
+  extern __shared__ __align__(16) char memory[];
+  LongCount longs = listed(t);
+  if (longs.groups() == 0) return;
+  Team m = team_of(t.lanes, 1);
+  int rowers = BLOCK / t.lanes;
+  Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, m.number * t.stage_places);
+  for (int64_t unit = (int64_t)blockIdx.x * rowers + m.number; unit < longs.chunks();
+       unit += (int64_t)gridDim.x * rowers) {
+    LongGroup from = long_of_slot(t, longs.groups(), unit);
+    int64_t entry = from.start + (unit - from.slot) * SHF_CHUNK;
+    int places = (int)min((int64_t)SHF_CHUNK, from.start + from.length - entry);
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      Op total = walk_places<E, VE, Op, true, -1>(t, m, s, from.problem, entry, places, at, frequency_of<E>(from.length));
+      total.save(t, t.slots + unit * t.slot_bytes, at);
+    }
+  }
+}
+
+} // namespace shf
+#endif
