@@ -347,13 +347,12 @@ static bool is_wanted(const device_case *c, const char *const *words, bool quick
 
 int bench_on_device(const char *device, const char *const *words, bool quick, bool list)
 {
-  char *end;
-  long number = strncmp(device, "cuda:", 5) == 0 ? strtol(device + 5, &end, 10) : 0;
-  if (strcmp(device, "cuda") != 0 && strncmp(device, "cuda:", 5) != 0)
-    return cli_misused("bench", "--device takes cpu, cuda or cuda:N, not '%s'", device);
+  DLDevice where;
+  int code = cli_device("bench", device, &where);
+  if (code != CLI_GO_ON) return code;
   bench_gpu g;
   int failed = 0, ran = 0;
-  if (!list && !open_device(&g, (int)number)) return CLI_FAILED;
+  if (!list && !open_device(&g, where.device_id)) return CLI_FAILED;
   if (!list)
     printf("\n%-62s %9s %8s %7s %7s  %-10s %5s\n", "case", "us", "GB/s", "of copy", "host us", "target", "met");
   for (int i = 0; i < device_case_count; i++) {

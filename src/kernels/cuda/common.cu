@@ -8,34 +8,38 @@ namespace shf {
 
 enum { ROWS_IN_FLIGHT = 4 };
 
-template <class W>
+// One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an address
+// is one instruction.
+template <class W, class Index, bool NARROW>
 __global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & (t.lanes - 1), rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
-  int64_t all = t.entries * t.batch, words = t.row_bytes / (int64_t)sizeof(W);
   int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower, step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
-  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-    int64_t column = (tile * t.lanes + lane) * (int64_t)sizeof(W);
-    if (column >= words * (int64_t)sizeof(W)) continue;
-    for (int64_t base = first; base < all; base += step) {
-      W bits[ROWS_IN_FLIGHT];
+  auto times = [](int64_t row, int64_t stride) {
+    return NARROW ? (int64_t)((uint64_t)(uint32_t)row * (uint32_t)stride) : row * stride;
+  };
+  for (int64_t problem = blockIdx.z; problem < t.batch; problem += gridDim.z)
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      int64_t column = (tile * t.lanes + lane) * (int64_t)sizeof(W);
+      if (column >= t.row_bytes) continue;
+      const Index *index = (const Index *)(t.index.data + problem * t.index.batch_stride);
+      const char *source = t.source.data + problem * t.source.batch_stride + column;
+      char *target = t.target.data + problem * t.target.batch_stride + column;
+      for (int64_t base = first; base < t.entries; base += step) {
+        W bits[ROWS_IN_FLIGHT];
 #pragma unroll
-      for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
-        int64_t n = base + i * rowers, problem = t.batch > 1 ? n / t.entries : 0;
-        int64_t index = -1;
-        if (n < all)
-          index = load_index(t.index.data + problem * t.index.batch_stride, n - problem * t.entries, t.index_wide);
-        uint64_t row = (uint64_t)index - (uint64_t)t.row_begin;
-        bool there = (uint64_t)index < (uint64_t)t.total_rows && row < (uint64_t)t.rows && index != t.padding;
-        bits[i] = load_if<sizeof(W)>(row_of(t.source, problem, (int64_t)row) + column, there);
-      }
+        for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
+          Index named = base + i * rowers < t.entries ? __ldg(index + base + i * rowers) : Index(-1);
+          uint64_t row = (uint64_t)named - (uint64_t)t.row_begin;
+          bool there = row < (uint64_t)t.rows && named >= 0 && (int64_t)named != t.padding;
+          bits[i] = load_if<sizeof(W)>(source + times((int64_t)row, t.source.row_stride), there);
+        }
 #pragma unroll
-      for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
-        int64_t n = base + i * rowers, problem = t.batch > 1 ? n / t.entries : 0;
-        if (n < all) __stcs((W *)(row_of(t.target, problem, n - problem * t.entries) + column), bits[i]);
+        for (int i = 0; i < ROWS_IN_FLIGHT; i++)
+          if (base + i * rowers < t.entries)
+            __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
       }
     }
-  }
 }
 
 template <class W>
@@ -45,7 +49,17 @@ static void copy_as(Launcher &l, CopyTask t)
   t.lanes = lanes_for(words, 1, 1);
   t.tiles = tiles_for(words, 1, t.lanes);
   int64_t each = BLOCK / t.lanes * ROWS_IN_FLIGHT;
-  launch(l, copy_words<W>, grid_of((t.entries * t.batch + each - 1) / each, t.tiles), BLOCK, 0, t);
+  dim3 grid = grid_of((t.entries + each - 1) / each, t.tiles);
+  grid.z = (unsigned)(t.batch < 65535 ? t.batch : 65535);
+  bool narrow = t.rows <= UINT32_MAX && t.entries <= UINT32_MAX && t.source.row_stride <= UINT32_MAX &&
+                t.target.row_stride <= UINT32_MAX;
+  auto send = [&](bool wide_index, bool is_narrow, void (*kernel)(CopyTask)) {
+    if (l.loading || ((bool)t.index_wide == wide_index && narrow == is_narrow)) launch(l, kernel, grid, BLOCK, 0, t);
+  };
+  send(false, false, copy_words<W, int, false>);
+  send(false, true, copy_words<W, int, true>);
+  send(true, false, copy_words<W, long long, false>);
+  send(true, true, copy_words<W, long long, true>);
 }
 
 void copy_rows(Launcher &l, CopyTask t)
@@ -214,15 +228,6 @@ void find_starts(Launcher &l, const StartsTask &t)
 
 // ---- Long groups ----
 
-__global__ void __launch_bounds__(BLOCK) find_long(const __grid_constant__ Task t)
-{
-  int64_t all = t.groups * t.batch;
-  for (int64_t g = (int64_t)blockIdx.x * BLOCK + threadIdx.x; g < all; g += (int64_t)gridDim.x * BLOCK) {
-    Span span = span_of(t, g);
-    if (span.end - span.start > SHF_CHUNK) list_long(t, span);
-  }
-}
-
 // A long run holds a multiple of 256; the first one in it speaks for the run.
 __global__ void __launch_bounds__(BLOCK) find_long_runs(const __grid_constant__ Task t)
 {
@@ -241,13 +246,6 @@ __global__ void __launch_bounds__(BLOCK) find_long_runs(const __grid_constant__ 
     span.group = (int64_t)key - span.problem * t.groups;
     if (span.end - span.start > SHF_CHUNK) list_long(t, span);
   }
-}
-
-void list_long_groups(Launcher &l, const Task &t)
-{
-  clear_memory(l, t.long_count, sizeof *t.long_count);
-  int64_t blocks = (t.groups * t.batch + BLOCK - 1) / BLOCK, most = (int64_t)l.device.processors * 16;
-  launch(l, find_long, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, t);
 }
 
 void list_long_runs(Launcher &l, const Task &t)

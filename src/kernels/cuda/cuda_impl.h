@@ -49,10 +49,11 @@ inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, 
 
 // The same for a kernel that may begin before the one in front of it ends, since it waits for that one's results itself.
 template <class Params>
-inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, const Params &params)
+inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
+                        const Params &params)
 {
   if (l.loading || l.device.major < 9 || l.error != cudaSuccess) {
-    launch(l, kernel, grid, threads, 0, params);
+    launch(l, kernel, grid, threads, shared, params);
     return;
   }
   cudaLaunchAttribute early = {};
@@ -61,6 +62,7 @@ inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int thre
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3((unsigned)threads);
+  config.dynamicSmemBytes = shared;
   config.stream = l.stream;
   config.attrs = &early;
   config.numAttrs = 1;
@@ -132,8 +134,7 @@ struct StartsTask {
 };
 void find_starts(Launcher &l, const StartsTask &t);
 
-// Lists the long groups of a task for the kernels that come next.
-void list_long_groups(Launcher &l, const Task &t);
+// Lists the long runs of a task for the kernels that come next.
 void list_long_runs(Launcher &l, const Task &t);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.

@@ -85,7 +85,7 @@ __device__ __forceinline__ void put(void *array, int64_t at, int64_t value, int 
     ((uint32_t *)array)[at] = (uint32_t)value;
 }
 
-enum { KEYS_EACH = 4, KEY_TILE = BLOCK * KEYS_EACH };
+enum { KEYS_EACH = 4, KEY_TILE = BLOCK * KEYS_EACH, MOST_STEPS = 4 };
 
 // The last bag, over all problems, between `low` and `high` that starts at or before entry n.
 __device__ __forceinline__ int64_t bag_between(const Task &t, int64_t low, int64_t high, int64_t n)
@@ -140,10 +140,12 @@ __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTa
       if (n >= all) break;
       int64_t problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries, payload = n;
       if (by_offsets) {
-        if (i == 0 || n >= next) {
-          if (i > 0) bag = bag_between(t.bags, bag, bag_range[1] + 1 > bag ? bag_range[1] + 1 : bag + 1, n);
+        for (int steps = 0; i == 0 || n >= next; steps++) {
+          if (steps == MOST_STEPS) bag = bag_between(t.bags, bag, max(bag_range[1], bag) + 1, n);
+          else if (i > 0) bag++;
           int64_t its = s.batch > 1 ? (bag + 1) / s.bags : 0;
           next = bag + 1 < all_bags ? group_start(t.bags, its, bag + 1 - its * s.bags) : all;
+          if (i == 0 || steps >= MOST_STEPS || bag >= all_bags - 1) break;
         }
       } else if (bags) {
         bag = problem * s.bags + (s.bag_length > 0 ? local / s.bag_length : 0);

@@ -309,7 +309,7 @@ __device__ __forceinline__ void join_many(const Task &t, const Team &m, int64_t 
 {
   typedef typename Op::Result Result;
   int rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
-  for (int64_t stride = 1; stride < chunks; stride *= SHF_FAN_IN) {
+  for (int64_t stride = t.longs ? SHF_FAN_IN : 1; stride < chunks; stride *= SHF_FAN_IN) {
     for (int64_t first = rower * stride * SHF_FAN_IN; first < chunks; first += rowers * stride * SHF_FAN_IN) {
       Result term;
       term.start();
@@ -329,6 +329,38 @@ __device__ __forceinline__ void join_many(const Task &t, const Team &m, int64_t 
 }
 
 enum { FEW_CHUNKS = 32 };
+
+// The first level of the tree over the slots of listed groups that have many, sixteen slots to a rower.
+template <class E, int VE, class Op>
+__global__ void __launch_bounds__(BLOCK) fold_slots(const __grid_constant__ Task t)
+{
+  typedef typename Op::Result Result;
+  wait_for_launch_before();
+  LongCount longs = listed(t);
+  Team m = team_of(t.lanes, 1);
+  int rowers = BLOCK / t.lanes;
+  for (int64_t unit = (int64_t)blockIdx.x * rowers + m.number; unit < longs.chunks();
+       unit += (int64_t)gridDim.x * rowers) {
+    LongGroup from = long_of_slot(t, longs.groups(), unit);
+    int64_t first = unit - from.slot, chunks = (from.length + SHF_CHUNK - 1) / SHF_CHUNK;
+    if (chunks <= FEW_CHUNKS || first % SHF_FAN_IN) continue;
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      Result term;
+      term.start();
+#pragma unroll 8
+      for (int i = 0; i < SHF_FAN_IN; i++) {
+        if (first + i >= chunks) continue;
+        Result next;
+        next.load(t, t.slots + (unit + i) * t.slot_bytes, at);
+        term.fold(t, next);
+        term.fold_counts(next);
+      }
+      __syncwarp(m.mask); // all lanes have read what one of them replaces
+      term.save(t, t.slots + unit * t.slot_bytes, at);
+    }
+  }
+}
 
 // The long groups that a block joins: of its 32 windows, or of its part of the list.
 __device__ __forceinline__ void find_own(const Task &t, Found *found)
@@ -385,11 +417,11 @@ __global__ void __launch_bounds__(BLOCK) join_groups(const __grid_constant__ Tas
     join_found<E, VE, Op>(t, found);
     return;
   }
-  int64_t groups = listed(t).groups();
-  for (int64_t first = (int64_t)blockIdx.x * WARP; first < groups; first += (int64_t)gridDim.x * WARP) {
+  int64_t groups = listed(t).groups(), each = min((int64_t)WARP, (groups + gridDim.x - 1) / gridDim.x);
+  for (int64_t first = (int64_t)blockIdx.x * each; first < groups; first += (int64_t)gridDim.x * each) {
     __syncthreads();
-    if (threadIdx.x == 0) found.count = (int)min((int64_t)WARP, groups - first);
-    if (threadIdx.x < WARP && first + threadIdx.x < groups) {
+    if (threadIdx.x == 0) found.count = (int)min(each, groups - first);
+    if (threadIdx.x < each && first + threadIdx.x < groups) {
       LongGroup g = t.longs[first + threadIdx.x];
       found.span[threadIdx.x] = Span{g.problem, g.group, g.start, g.start + g.length};
       found.slot[threadIdx.x] = g.slot;

@@ -68,42 +68,47 @@ size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
   return (size_t)(stage_bytes<E>(t, rowers * t.stage_places) + (shares ? BLOCK * (int64_t)sizeof(Op) : 0));
 }
 
-// Joins what was listed, or (few groups) what it finds itself.
+// Joins the long groups that a kernel has found itself.
 template <class E, int VE, class Op>
 void launch_join(Launcher &l, const Task &t)
 {
-  int64_t entries = t.entries * t.batch;
-  int64_t blocks = (windows_for(entries) + WARP - 1) / WARP, most = (int64_t)l.device.processors * 4;
-  if (t.longs && blocks > most) blocks = most;
-  launch_next(l, join_groups<E, VE, Op>, grid_of(blocks, t.tiles), BLOCK, t);
+  int64_t blocks = (windows_for(t.entries * t.batch) + WARP - 1) / WARP;
+  launch_next(l, join_groups<E, VE, Op>, grid_of(blocks, t.tiles), BLOCK, 0, t);
+}
+
+// The chunks of listed groups, and their join. Where nothing is long, as is usual, these find an empty list.
+template <class E, int VE, class Op, bool RUNS>
+void launch_listed(Launcher &l, const Task &t)
+{
+  int rowers = BLOCK / t.lanes;
+  int64_t blocks = (t.slot_count + rowers - 1) / rowers, most = (int64_t)l.device.processors * 8;
+  dim3 grid = grid_of(blocks < most ? blocks : most, t.tiles), half = grid_of(blocks < most / 2 ? blocks : most / 2, t.tiles);
+  size_t shared = (size_t)stage_bytes<E>(t, rowers * t.stage_places);
+  launch_next(l, walk_chunks<E, VE, Op, RUNS>, grid, BLOCK, shared, t);
+  if (t.entries * t.batch > FEW_CHUNKS * SHF_CHUNK || l.loading) launch_next(l, fold_slots<E, VE, Op>, half, BLOCK, 0, t);
+  launch_next(l, join_groups<E, VE, Op>, half, BLOCK, 0, t);
 }
 
 template <class E, int VE, class Op>
 void launch_walk(Launcher &l, const Task &t)
 {
   int rowers = BLOCK / t.lanes;
-  int64_t groups = t.groups * t.batch, units = groups > t.slot_count ? groups : t.slot_count;
-  dim3 grid = grid_of((units + rowers - 1) / rowers, t.tiles);
+  int64_t groups = t.groups * t.batch;
+  dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);
   size_t shared = (size_t)stage_bytes<E>(t, rowers * t.stage_places);
   if constexpr (Op::TAKES_COEFFICIENTS) {
     if (l.loading || has_coefficients(t)) launch(l, walk_groups<E, VE, Op, true>, grid, BLOCK, shared, t);
     bool is_short = t.sink == SINK_SUM && !has_coefficients(t) && t.entries * t.batch <= groups * 3;
-    if (l.loading || is_short) {
-      Task rest = t; // a walk over no groups: only the chunks
-      int64_t each = (int64_t)rowers * SHORT;
+    int64_t each = (int64_t)rowers * SHORT;
+    if (l.loading || is_short)
       launch(l, sum_short<E, VE>, grid_of((groups + each - 1) / each, t.tiles), BLOCK, shared, t);
-      rest.groups = 0;
-      if (t.slot_count > 0)
-        launch(l, walk_groups<E, VE, Op, false>, grid_of((t.slot_count + rowers - 1) / rowers, t.tiles), BLOCK, shared,
-               rest);
-      if (!l.loading) return;
-    }
+    if (is_short && !l.loading) return;
   }
   if (l.loading || !has_coefficients(t)) launch(l, walk_groups<E, VE, Op, false>, grid, BLOCK, shared, t);
 }
 
-// Little to do: one kernel, which finds long groups itself and lets several rowers share a group. Else long groups are
-// listed first, and rowers walk through chunks and groups.
+// Little to do: one kernel, which finds long groups itself and lets several rowers share a group. Else rowers walk
+// through the groups and list the long ones.
 template <class E, int VE, class Op>
 void launch_groups(Launcher &l, Task t)
 {
@@ -119,10 +124,9 @@ void launch_groups(Launcher &l, Task t)
     if (t.slot_count > 0 || l.loading) launch_join<E, VE, Op>(l, own);
     if (!l.loading) return;
   }
-  if (t.slot_count == 0) t.longs = nullptr;
-  if (t.longs || l.loading) list_long_groups(l, t);
+  if (t.slot_count > 0) clear_memory(l, t.long_count, sizeof *t.long_count);
   launch_walk<E, VE, Op>(l, t);
-  if (t.longs || l.loading) launch_join<E, VE, Op>(l, t);
+  if (t.slot_count > 0 || l.loading) launch_listed<E, VE, Op, false>(l, t);
 }
 
 template <class E, int VE>
@@ -132,17 +136,10 @@ void launch_runs(Launcher &l, Task t)
   plan_launch<E, VE, Op>(l, t, t.columns ? 1 : 2);
   size_t tile = (size_t)stage_bytes<E>(t, 2 * RUN_TILE + SHF_FAN_IN);
   dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
-  if (t.slot_count == 0) t.longs = nullptr;
-  if (t.longs || l.loading) {
-    int rowers = BLOCK / t.lanes;
-    int64_t blocks = (t.slot_count + rowers - 1) / rowers, most = (int64_t)l.device.processors * 8;
-    list_long_runs(l, t);
-    launch(l, walk_long_runs<E, VE>, grid_of(blocks < most ? blocks : most, t.tiles), BLOCK,
-           (size_t)stage_bytes<E>(t, rowers * t.stage_places), t);
-  }
+  if (t.slot_count > 0 || l.loading) list_long_runs(l, t);
   if (l.loading || !has_coefficients(t)) launch(l, walk_runs<E, VE, false>, grid, BLOCK, tile, t);
   if (l.loading || has_coefficients(t)) launch(l, walk_runs<E, VE, true>, grid, BLOCK, tile, t);
-  if (t.longs || l.loading) launch_join<E, VE, Op>(l, t);
+  if (t.slot_count > 0 || l.loading) launch_listed<E, VE, Op, true>(l, t);
 }
 
 // Whether lanes may own WIDE columns: every row of every operand must be aligned for it.
@@ -181,7 +178,7 @@ struct Stamp {
   static int64_t slot_bytes(Reduction reduction, int64_t dim)
   {
     int64_t bytes = Sum<E, 1>::slot_bytes(dim);
-    if (reduction == REDUCE_EXTREME) bytes = Extreme<E, 1, int64_t>::slot_bytes(dim);
+    if (reduction == REDUCE_EXTREME) bytes = Extreme<E, 1, false, int64_t>::slot_bytes(dim);
     if constexpr (!E::QUANTISED)
       if (reduction == REDUCE_PROD) bytes = Prod<E, 1>::slot_bytes(dim);
     return shf_align64(bytes);
@@ -192,7 +189,9 @@ struct Stamp {
   {
     t.store_wide = stores_wide<E>(t, VE);
     if (reduction == REDUCE_EXTREME) {
-      launch_groups<E, VE, Extreme<E, VE>>(l, t);
+      if (l.loading || !t.count_ties) launch_groups<E, VE, Extreme<E, VE, false>>(l, t);
+      if constexpr (!E::QUANTISED)
+        if (l.loading || t.count_ties) launch_groups<E, VE, Extreme<E, VE, true>>(l, t);
     } else if (reduction == REDUCE_SUM) {
       launch_groups<E, VE, Sum<E, VE>>(l, t);
     } else {

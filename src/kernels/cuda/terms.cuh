@@ -208,11 +208,12 @@ struct Prod {
 
 // ---- Maxima and minima: the first NaN, else the first of the equal extremes; its place, or how many are equal ----
 
-template <class E>
-__device__ __forceinline__ bool takes_over(typename E::acc x, typename E::acc best, int least)
+// Whether x takes the place of best: max !(x <= best), min !(x >= best), and never that of a NaN.
+template <class A>
+__device__ __forceinline__ bool takes_over(A x, A best, int least)
 {
-  typename E::acc small = least ? best : x, large = least ? x : best; // max: !(x <= best)
-  return !(small <= large) && best == best;
+  bool beats = least ? !(x >= best) : !(x <= best);
+  return beats && best == best;
 }
 
 template <class A>
@@ -221,11 +222,11 @@ __device__ __forceinline__ bool same_value(A a, A b)
   return a == b || (a != a && b != b);
 }
 
-template <class E, int VE, class Position = int>
+template <class E, int VE, bool TIES, class Position = int>
 struct Extreme {
   typedef typename E::acc acc;
   typedef typename E::best best;
-  typedef Extreme<E, VE, int64_t> Result;
+  typedef Extreme<E, VE, TIES, int64_t> Result;
   enum { TAKES_COEFFICIENTS = 0 };
   best v[VE];
   Position at_place[VE]; // or the number of equal ones
@@ -241,42 +242,28 @@ struct Extreme {
     w = 0;
     counted = 0;
   }
-  __device__ __forceinline__ void compete(const Task &t, int j, best x, Position position)
+  // A candidate that lies behind all so far; `position` is its place, or how often it occurs.
+  __device__ __forceinline__ void compete(const Task &t, int j, best x, Position position, bool there)
   {
     acc mine = E::value(v[j]), theirs = E::value(x);
-    if (takes_over<E>(theirs, mine, t.least)) {
-      v[j] = x;
-      at_place[j] = position;
-    } else if (t.count_ties && same_value(theirs, mine)) {
-      at_place[j] += position;
-    }
+    bool takes = there && (!has || takes_over(theirs, mine, t.least));
+    if (TIES && there && !takes && same_value(theirs, mine)) at_place[j] += position;
+    v[j] = takes ? x : v[j];
+    at_place[j] = takes ? position : at_place[j];
   }
   __device__ __forceinline__ void take(const Task &t, const Columns<E, VE> &row, bool there, acc, int place)
   {
-    if (!there) return;
     best x[VE];
     row.get(x);
-    Position position = t.count_ties ? 1 : place;
 #pragma unroll
-    for (int j = 0; j < VE; j++) {
-      if (!has)
-        v[j] = x[j], at_place[j] = position;
-      else
-        compete(t, j, x[j], position);
-    }
-    has = 1;
+    for (int j = 0; j < VE; j++) compete(t, j, x[j], TIES ? 1 : place, there);
+    has |= there;
   }
   __device__ __forceinline__ void fold(const Task &t, const Extreme &next)
   {
-    if (!next.has) return;
 #pragma unroll
-    for (int j = 0; j < VE; j++) {
-      if (!has)
-        v[j] = next.v[j], at_place[j] = next.at_place[j];
-      else
-        compete(t, j, next.v[j], next.at_place[j]);
-    }
-    has = 1;
+    for (int j = 0; j < VE; j++) compete(t, j, next.v[j], next.at_place[j], next.has);
+    has |= next.has;
   }
   __device__ __forceinline__ void fold_counts(const Extreme &) {}
   // Places of a group become what arg holds.
@@ -288,7 +275,7 @@ struct Extreme {
     for (int j = 0; j < VE; j++) {
       r.v[j] = v[j];
       r.at_place[j] = at_place[j];
-      if (has && !t.count_ties && t.arg.data) r.at_place[j] = id_of(t, problem, entry + at_place[j]);
+      if (!TIES && has && t.arg.data) r.at_place[j] = id_of(t, problem, entry + at_place[j]);
     }
     return r;
   }
@@ -335,14 +322,14 @@ struct Extreme {
       else
         Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
     }
-    char *arg = t.count_ties ? t.counts.data + problem * t.counts.batch_stride + group * t.counts.row_stride
+    char *arg = TIES ? t.counts.data + problem * t.counts.batch_stride + group * t.counts.row_stride
                 : t.arg.data ? t.arg.data + problem * t.arg.batch_stride + group * t.arg.row_stride
                              : nullptr;
     if (!arg) return;
 #pragma unroll
     for (int j = 0; j < VE; j++) {
       if (at.column + j >= t.dim) continue;
-      if (t.count_ties)
+      if (TIES)
         ((acc *)arg)[at.column + j] = has ? (acc)at_place[j] : acc(0);
       else
         store_arg(t, arg, at.column + j, has ? (int64_t)at_place[j] : -1);

@@ -1,16 +1,11 @@
-// walk.cuh: the reductions where there is enough to do to fill the device: one rower for each group of up to 256 places
-// and for each chunk of a longer one, which find_long has listed before.
+// walk.cuh: the reductions where there is enough to do to fill the device: one rower for each group of up to 256 places.
+// Longer groups are listed on the way; then one rower takes each of their chunks, and the chunks are joined.
 #ifndef SHF_CUDA_WALK_CUH
 #define SHF_CUDA_WALK_CUH
 
 #include "reduce.cuh"
 
 namespace shf {
-
-// ---- Listing long groups ----
-
-__global__ void __launch_bounds__(BLOCK) find_long(const __grid_constant__ Task t);
-__global__ void __launch_bounds__(BLOCK) find_long_runs(const __grid_constant__ Task t);
 
 // ---- Groups by offsets ----
 
@@ -47,42 +42,60 @@ __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const St
   return total;
 }
 
-// Units of work are chunks of long groups, then groups; rowers take them in turn.
+template <class E, int VE, class Op>
+struct Occupancy { // blocks of a multiprocessor, by the registers that several rows in flight take
+  enum { BLOCKS = !Op::TAKES_COEFFICIENTS ? 3 : sizeof(typename E::acc) == 8 || VE == 8 ? 3 : 4 };
+};
+
+// The lane that speaks for a group which is too long lists it.
+__device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span &span)
+{
+  if (span.end - span.start <= SHF_CHUNK) return false;
+  if (m.lane == 0 && blockIdx.y == 0) list_long(t, span);
+  return true;
+}
+
 template <class E, int VE, class Op, bool COEFFICIENTS>
-__global__ void __launch_bounds__(BLOCK, !Op::TAKES_COEFFICIENTS ? 2 : sizeof(typename E::acc) == 8 || VE == 8 ? 3 : 4)
-    walk_groups(const __grid_constant__ Task t)
+__global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_groups(const __grid_constant__ Task t)
 {
   extern __shared__ __align__(16) char memory[];
   Team m = team_of(t.lanes, 1);
   int rowers = BLOCK / t.lanes;
   Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, m.number * t.stage_places);
-  LongCount longs = t.longs ? listed(t) : LongCount{0};
-  int64_t chunks = longs.chunks(), units = chunks + t.groups * t.batch, step = (int64_t)gridDim.x * rowers;
-  for (int64_t unit = (int64_t)blockIdx.x * rowers + m.number; unit < units; unit += step) {
-    LongGroup from = {};
-    Span span;
-    int64_t entry;
-    int places;
-    if (unit < chunks) {
-      from = long_of_slot(t, longs.groups(), unit);
-      entry = from.start + (unit - from.slot) * SHF_CHUNK;
-      span.problem = from.problem;
-      places = (int)min((int64_t)SHF_CHUNK, from.start + from.length - entry);
-    } else {
-      span = span_of(t, unit - chunks);
-      entry = span.start;
-      places = (int)min(span.end - span.start, (int64_t)SHF_CHUNK + 1);
-      if (places > SHF_CHUNK) continue;
-    }
+  int64_t all = t.groups * t.batch, step = (int64_t)gridDim.x * rowers;
+  for (int64_t g = (int64_t)blockIdx.x * rowers + m.number; g < all; g += step) {
+    Span span = span_of(t, g);
+    if (is_long(t, m, span)) continue;
+    int places = (int)(span.end - span.start);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
-      Op total = walk_places<E, VE, Op, false, COEFFICIENTS>(t, m, s, span.problem, entry, places, at, 1);
-      typename Op::Result result = total.widened(t, span.problem, entry);
+      Op total = walk_places<E, VE, Op, false, COEFFICIENTS>(t, m, s, span.problem, span.start, places, at, 1);
       typename E::acc held[VE];
-      if (unit < chunks)
-        result.save(t, t.slots + unit * t.slot_bytes, at);
-      else
-        result.finish(t, span.problem, span.group, places, at, held);
+      total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, places, at, held);
+    }
+  }
+}
+
+// The chunks of the groups (or runs) that were listed.
+template <class E, int VE, class Op, bool RUNS>
+__global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_chunks(const __grid_constant__ Task t)
+{
+  extern __shared__ __align__(16) char memory[];
+  wait_for_launch_before();
+  LongCount longs = listed(t);
+  Team m = team_of(t.lanes, 1);
+  int rowers = BLOCK / t.lanes;
+  Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, m.number * t.stage_places);
+  for (int64_t unit = (int64_t)blockIdx.x * rowers + m.number; unit < longs.chunks();
+       unit += (int64_t)gridDim.x * rowers) {
+    LongGroup from = long_of_slot(t, longs.groups(), unit);
+    int64_t entry = from.start + (unit - from.slot) * SHF_CHUNK;
+    int places = (int)min((int64_t)SHF_CHUNK, from.start + from.length - entry);
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      Op total = walk_places<E, VE, Op, RUNS, -1>(t, m, s, from.problem, entry, places, at,
+                                                  RUNS ? frequency_of<E>(from.length) : typename E::acc(1));
+      total.widened(t, from.problem, entry).save(t, t.slots + unit * t.slot_bytes, at);
     }
   }
 }
@@ -106,6 +119,7 @@ __global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Ta
 #pragma unroll
   for (int k = 0; k < SHORT; k++) {
     Span span = span_of(t, min(first + k, all - 1));
+    if (first + k < all) is_long(t, m, span);
     start[k] = span.start;
     length[k] = span.end - span.start > SHF_FAN_IN || first + k >= all ? -1 : (int)(span.end - span.start);
     longest = max(longest, length[k]);
@@ -144,7 +158,7 @@ __global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Ta
     }
     if (all_short) continue;
 #pragma unroll 1
-    for (int k = 0; k < SHORT; k++) { // the odd longer one; what is long has been listed
+    for (int k = 0; k < SHORT; k++) { // the odd longer one; what is long is listed
       Span its = span_of(t, min(first + k, all - 1));
       int64_t places = its.end - its.start;
       if (first + k >= all || places <= SHF_FAN_IN || places > SHF_CHUNK) continue;
@@ -157,7 +171,7 @@ __global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Ta
 
 // ---- Runs of equal keys: the table's gradient ----
 
-enum { RUN_TILE = BLOCK, RUN_FEW = 2 };
+enum { RUN_TILE = BLOCK, RUN_FEW = 4 };
 
 // One block takes the runs that begin among its 256 sorted entries. All its threads decode entries, and those behind
 // the tile that belong to its last run, and find where each run goes; then each rower takes one run after the other.
@@ -179,13 +193,14 @@ __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8
   int64_t all = t.entries * t.batch, tile_count = (all + RUN_TILE - 1) / RUN_TILE;
   for (int64_t tile = blockIdx.x; tile < tile_count; tile += gridDim.x) {
     int64_t entry = tile * RUN_TILE + thread;
-    // Keys of this entry, the one before it, the tile's last one and the one a tile behind, all at once.
+    int64_t end = tile * RUN_TILE + RUN_TILE; // behind the tile
     uint64_t none = t.sorted.none, key = entry < all ? key_at(t.sorted, entry) : none;
-    uint64_t before = entry > 0 && entry <= all ? key_at(t.sorted, entry - 1) : none;
-    uint64_t behind_key = entry + RUN_TILE < all ? key_at(t.sorted, entry + RUN_TILE) : none;
-    int64_t last_entry = tile * RUN_TILE + RUN_TILE - 1;
-    uint64_t last = last_entry < all ? key_at(t.sorted, last_entry) : none;
-    bool valid = key < none, head = valid && before != key, follows = last < none && behind_key == last;
+    uint64_t last = end <= all ? key_at(t.sorted, end - 1) : none;
+    bool crosses = end < all && last < none && key_at(t.sorted, end) == last; // the last run goes on behind the tile
+    uint64_t before = __shfl_up_sync(0xffffffffu, key, 1);
+    if ((thread & (WARP - 1)) == 0) before = entry > 0 && entry <= all ? key_at(t.sorted, entry - 1) : none;
+    bool valid = key < none, head = valid && before != key;
+    bool follows = crosses && entry + RUN_TILE < all && key_at(t.sorted, entry + RUN_TILE) == last;
     int64_t problem = t.batch > 1 && valid ? (int64_t)key / t.groups : 0;
     Place<E> place, next;
     if (valid) place = decode_gradient<E>(t, problem, entry);
@@ -213,7 +228,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8
       Spot at = spot_of(t, m, columns, VE);
       for (int h = m.number; h < count; h += rowers) {
         int begin = heads[h], length = heads[h + 1] - begin;
-        if (length > SHF_CHUNK) continue; // long: listed
+        if (length > SHF_CHUNK) continue; // long: find_long_runs has listed it
         char *to = t.target.data + goes_to[h];
         Columns<E, VE> held, row[RUN_FEW];
         held.fetch(to, at.column, t.dim, t.sink == SINK_ADD && at.active);
@@ -247,30 +262,6 @@ __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8
         for (int j = 0; j < VE; j++) x[j] = x[j] + (total.v[j] + acc(0));
         Out<E, VE>::store(to, at.column, t.dim, x, 0, true);
       }
-    }
-  }
-}
-
-// The chunks of long runs.
-template <class E, int VE>
-__global__ void __launch_bounds__(BLOCK) walk_long_runs(const __grid_constant__ Task t)
-{
-  typedef Sum<E, VE> Op;
-  extern __shared__ __align__(16) char memory[];
-  LongCount longs = listed(t);
-  if (longs.groups() == 0) return;
-  Team m = team_of(t.lanes, 1);
-  int rowers = BLOCK / t.lanes;
-  Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, m.number * t.stage_places);
-  for (int64_t unit = (int64_t)blockIdx.x * rowers + m.number; unit < longs.chunks();
-       unit += (int64_t)gridDim.x * rowers) {
-    LongGroup from = long_of_slot(t, longs.groups(), unit);
-    int64_t entry = from.start + (unit - from.slot) * SHF_CHUNK;
-    int places = (int)min((int64_t)SHF_CHUNK, from.start + from.length - entry);
-    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-      Spot at = spot_of(t, m, tile, VE);
-      Op total = walk_places<E, VE, Op, true, -1>(t, m, s, from.problem, entry, places, at, frequency_of<E>(from.length));
-      total.save(t, t.slots + unit * t.slot_bytes, at);
     }
   }
 }
