@@ -241,6 +241,14 @@ struct Columns<INT4, VE> {
   __device__ __forceinline__ void get(float *x) const { values(x); }
 };
 
+// A minimum is the maximum of negated values: the sign of a cell or value flipped, or not.
+__device__ __forceinline__ float flip_sign(float x, int flip) { return __uint_as_float(__float_as_uint(x) ^ (unsigned)flip << 31); }
+__device__ __forceinline__ double flip_sign(double x, int flip)
+{
+  return __longlong_as_double(__double_as_longlong(x) ^ (long long)((unsigned long long)flip << 63));
+}
+__device__ __forceinline__ uint16_t flip_sign(uint16_t x, int flip) { return (uint16_t)(x ^ flip << 15); }
+
 // ---- Storing ----
 
 // Whole words where the target allows it (`wide`), else column by column as far as the row goes.

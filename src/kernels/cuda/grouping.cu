@@ -85,7 +85,7 @@ __device__ __forceinline__ void put(void *array, int64_t at, int64_t value, int 
     ((uint32_t *)array)[at] = (uint32_t)value;
 }
 
-enum { KEYS_EACH = 4, KEY_TILE = BLOCK * KEYS_EACH, MOST_STEPS = 4 };
+enum { KEYS_EACH = 4, KEY_TILE = BLOCK * KEYS_EACH };
 
 // The last bag, over all problems, between `low` and `high` that starts at or before entry n.
 __device__ __forceinline__ int64_t bag_between(const Task &t, int64_t low, int64_t high, int64_t n)
@@ -115,48 +115,74 @@ __device__ __forceinline__ int64_t key_of(const GroupingSpec &s, int64_t problem
   return problem * s.groups + (s.columns ? (int64_t)row * s.columns + cell : (int64_t)row);
 }
 
-// Each block takes neighbouring entries: their bags lie between the first one's and the last one's. A thread looks for
-// the bag of its first entry and walks on from there.
+// Bags of a block's entries, found from the block's first and last: where each one begins lies in shared memory when
+// there are not too many.
+struct BlockBags {
+  enum { MOST = 1024 };
+  int64_t first, last;
+  int64_t start[MOST]; // of bag first + i
+};
+
+__device__ __forceinline__ int64_t bag_start(const Task &t, int64_t bag)
+{
+  int64_t its = t.batch > 1 ? bag / t.groups : 0;
+  return group_start(t, its, bag - its * t.groups);
+}
+
+__device__ __forceinline__ void find_block_bags(const Task &t, int64_t base, int64_t end, BlockBags *b)
+{
+  __syncthreads();
+  if (threadIdx.x == 0) b->first = group_holding(t, base);
+  if (threadIdx.x == WARP) b->last = group_holding(t, end - 1);
+  __syncthreads();
+  int64_t count = b->last - b->first + 1;
+  for (int64_t i = threadIdx.x; count <= BlockBags::MOST && i < count; i += BLOCK) b->start[i] = bag_start(t, b->first + i);
+  __syncthreads();
+}
+
+// The last of the block's bags that starts at or before entry n.
+__device__ __forceinline__ int64_t bag_among(const Task &t, const BlockBags &b, int64_t n)
+{
+  int64_t count = b.last - b.first + 1;
+  if (count > BlockBags::MOST) return bag_between(t, b.first, b.last + 1, n);
+  int low = 0, high = (int)count;
+  while (high - low > 1) {
+    int middle = (low + high) / 2;
+    if (b.start[middle] <= n)
+      low = middle;
+    else
+      high = middle;
+  }
+  return b.first + low;
+}
+
+// A warp takes 128 neighbours, in four rows of 32, so that writes are whole lines.
 __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask t)
 {
   const GroupingSpec &s = t.spec;
-  __shared__ int64_t bag_range[2];
-  int64_t all = s.batch * s.entries, all_bags = s.batch * s.bags;
+  __shared__ BlockBags block_bags;
+  int64_t all = s.batch * s.entries;
   bool bags = s.payload_is_bag || s.with_bag_of, by_offsets = bags && s.bag_length < 0;
   if (blockIdx.x == 0 && threadIdx.x == 0) *t.stamp = t.stamp_value;
   for (int64_t base = (int64_t)blockIdx.x * KEY_TILE; base < all; base += (int64_t)gridDim.x * KEY_TILE) {
-    if (by_offsets) {
-      __syncthreads();
-      if (threadIdx.x == 0) bag_range[0] = group_holding(t.bags, base);
-      if (threadIdx.x == WARP) bag_range[1] = group_holding(t.bags, min(base + KEY_TILE, all) - 1);
-      __syncthreads();
-    }
-    // A warp takes 128 neighbours, in four rows of 32: writes are whole lines.
-    int64_t own = base + (threadIdx.x / WARP) * (WARP * KEYS_EACH) + threadIdx.x % WARP, bag = 0, next = 0;
-    if (by_offsets && own < all) bag = bag_between(t.bags, bag_range[0], bag_range[1] + 1, own);
+    if (by_offsets) find_block_bags(t.bags, base, min(base + KEY_TILE, all), &block_bags);
+    int64_t own = base + (threadIdx.x / WARP) * (WARP * KEYS_EACH) + threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < KEYS_EACH; i++) {
       int64_t n = own + i * WARP;
       if (n >= all) break;
       int64_t problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries, payload = n;
-      if (by_offsets) {
-        for (int steps = 0; i == 0 || n >= next; steps++) {
-          if (steps == MOST_STEPS) bag = bag_between(t.bags, bag, max(bag_range[1], bag) + 1, n);
-          else if (i > 0) bag++;
-          int64_t its = s.batch > 1 ? (bag + 1) / s.bags : 0;
-          next = bag + 1 < all_bags ? group_start(t.bags, its, bag + 1 - its * s.bags) : all;
-          if (i == 0 || steps >= MOST_STEPS || bag >= all_bags - 1) break;
-        }
-      } else if (bags) {
-        bag = problem * s.bags + (s.bag_length > 0 ? local / s.bag_length : 0);
-      }
       if (bags) {
+        int64_t bag = by_offsets            ? bag_among(t.bags, block_bags, n)
+                      : s.bag_length > 0 ? problem * s.bags + local / s.bag_length
+                                            : problem * s.bags;
         // Offsets that are out of order can lead to another problem's bag: kept within this one.
-        int64_t least = problem * s.bags, most = least + s.bags - 1, kept = bag < least ? least : bag > most ? most : bag;
+        int64_t least = problem * s.bags, most = least + s.bags - 1;
+        bag = bag < least ? least : bag > most ? most : bag;
         if (s.payload_is_bag)
-          payload = kept;
+          payload = bag;
         else
-          put(t.bag_of, n, kept - least, t.wide);
+          put(t.bag_of, n, bag - least, t.wide);
       }
       put(t.keys, n, key_of(s, problem, local), t.wide);
       put(t.payload, n, payload, t.wide);

@@ -207,7 +207,7 @@ __device__ __forceinline__ void find_chunks(const Task &t, Found *found)
 {
   if (threadIdx.x == 0) found->count = 0;
   __syncthreads();
-  int64_t slot = (int64_t)blockIdx.x * t.candidates + threadIdx.x;
+  int64_t slot = (blockIdx.x + t.chunk_blocks - gridDim.x) * t.candidates + threadIdx.x;
   Span span;
   if ((int)threadIdx.x < t.candidates && slot < t.slot_count && long_group_of_slot(t, slot, &span)) {
     int at = atomicAdd(&found->count, 1);
@@ -247,14 +247,15 @@ __device__ __forceinline__ void reduce_chunks(const Task &t, char *memory, Found
 
 // ---- Groups by offsets: bags, segments ----
 
-// For few groups: several rowers share one. Blocks first take chunks, since a long group must not come last.
+// For few groups: several rowers share one. The last blocks look for long groups and take their chunks.
 template <class E, int VE, class Op>
-__global__ void __launch_bounds__(BLOCK) reduce_groups(const __grid_constant__ Task t)
+__global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typename E::acc) == 4 ? 4 : 2) reduce_groups(const __grid_constant__ Task t)
 {
   extern __shared__ __align__(16) char memory[];
   __shared__ Found found;
   let_next_begin();
-  if (blockIdx.x < t.chunk_blocks) {
+  int64_t own_blocks = gridDim.x - t.chunk_blocks;
+  if (blockIdx.x >= own_blocks) {
     reduce_chunks<E, VE, Op>(t, memory, &found);
     return;
   }
@@ -262,10 +263,10 @@ __global__ void __launch_bounds__(BLOCK) reduce_groups(const __grid_constant__ T
   int rowers = BLOCK / t.lanes, teams = rowers / t.split;
   Stage<E> s = stage_in<E>(memory, rowers * t.stage_places, (threadIdx.x / t.lanes) * t.stage_places);
   Op *parts = (Op *)(memory + stage_bytes<E>(t, rowers * t.stage_places));
-  int64_t all = t.groups * t.batch, step = (gridDim.x - t.chunk_blocks) * teams;
+  int64_t all = t.groups * t.batch, step = own_blocks * teams;
   for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
     Spot at = spot_of(t, m, tile, VE);
-    for (int64_t g = (blockIdx.x - t.chunk_blocks) * teams + m.number; g < all; g += step) {
+    for (int64_t g = (int64_t)blockIdx.x * teams + m.number; g < all; g += step) {
       Span span = span_of(t, g);
       int64_t length = span.end - span.start;
       if (length > SHF_CHUNK) continue;

@@ -51,8 +51,8 @@ __device__ __forceinline__ const char *row_of(const shf_matrix &m, int64_t probl
   return m.data + problem * m.batch_stride + row * m.row_stride;
 }
 
-template <class E>
-__device__ __forceinline__ typename E::acc grad_of(SegmentGrad kind, typename E::acc g, typename E::acc x,
+template <class E, SegmentGrad kind>
+__device__ __forceinline__ typename E::acc grad_of(typename E::acc g, typename E::acc x,
                                                    typename E::acc forward, typename E::acc count)
 {
   typedef typename E::acc acc;
@@ -63,7 +63,7 @@ __device__ __forceinline__ typename E::acc grad_of(SegmentGrad kind, typename E:
 }
 
 // Rows of segment `id`, which one data row needs.
-template <class E, int VE>
+template <class E, int VE, SegmentGrad KIND>
 __device__ __forceinline__ void segment_grad_row(const SegmentGradTask &t, int64_t problem, int64_t n, int64_t id,
                                                  const Spot &at, char *to)
 {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void segment_grad_row(const SegmentGradTask &t, int64
   Columns<E, VE> gradient, data;
   data.clear();
   gradient.fetch(row_of(t.grad_out, problem, id), at.column, t.dim);
-  if (t.kind == GRAD_ARG) {
+  if (KIND == GRAD_ARG) {
     typename E::cell cells[VE];
     gradient.get(cells);
     const char *arg = row_of(t.arg, problem, id);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void segment_grad_row(const SegmentGradTask &t, int64
   }
   acc g[VE], x[VE], forward[VE], counts[VE];
   gradient.values(g);
-  if (t.kind == GRAD_MEAN) {
+  if (KIND == GRAD_MEAN) {
     const long long *counted = (const long long *)(t.counts.data + problem * t.counts.batch_stride) + id;
     acc count = (acc)(t.counts_are_starts ? __ldg(counted + 1) - __ldg(counted) : __ldg(counted));
 #pragma unroll
@@ -99,37 +99,42 @@ __device__ __forceinline__ void segment_grad_row(const SegmentGradTask &t, int64
   }
   data.values(x);
 #pragma unroll
-  for (int j = 0; j < VE; j++) g[j] = grad_of<E>(t.kind, g[j], x[j], forward[j], counts[j]);
+  for (int j = 0; j < VE; j++) g[j] = grad_of<E, KIND>(g[j], x[j], forward[j], counts[j]);
   Out<E, VE>::store(to, at.column, t.dim, g, 0, true);
 }
 
 enum { GRAD_ROWS = 4 }; // rows of one rower
 
-template <class E, int VE>
+template <class E, int VE, SegmentGrad KIND>
 __global__ void __launch_bounds__(BLOCK) segment_grad(const __grid_constant__ SegmentGradTask t)
 {
   Team m = team_of(t.lanes, 1);
   int rowers = BLOCK / t.lanes;
-  int64_t all = t.entries * t.batch;
-  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-    Spot at;
-    at.column = (tile * t.lanes + m.lane) * VE;
-    if (at.column >= t.dim) continue;
-#pragma unroll 4
-    for (int64_t n = (int64_t)blockIdx.x * rowers * GRAD_ROWS + m.number, i = 0; i < GRAD_ROWS; n += rowers, i++) {
-      if (n >= all) break;
-      int64_t problem = t.batch > 1 ? n / t.entries : 0, local = n - problem * t.entries;
-      int64_t id = load_index(t.ids.data + problem * t.ids.batch_stride, local, t.ids_wide);
-      char *to = (char *)row_of(t.target, problem, local);
-      if ((uint64_t)id < (uint64_t)t.groups) {
-        segment_grad_row<E, VE>(t, problem, local, id, at, to);
-        continue;
+  for (int64_t problem = blockIdx.z; problem < t.batch; problem += gridDim.z)
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at;
+      at.column = (tile * t.lanes + m.lane) * VE;
+      if (at.column >= t.dim) continue;
+      const char *ids = t.ids.data + problem * t.ids.batch_stride;
+      int64_t first = (int64_t)blockIdx.x * rowers * GRAD_ROWS + m.number;
+      int64_t id[GRAD_ROWS];
+#pragma unroll
+      for (int i = 0; i < GRAD_ROWS; i++)
+        id[i] = first + i * rowers < t.entries ? load_index(ids, first + i * rowers, t.ids_wide) : -1;
+#pragma unroll
+      for (int i = 0; i < GRAD_ROWS; i++) {
+        int64_t n = first + i * rowers;
+        if (n >= t.entries) break;
+        char *to = (char *)row_of(t.target, problem, n);
+        if ((uint64_t)id[i] < (uint64_t)t.groups) {
+          segment_grad_row<E, VE, KIND>(t, problem, n, id[i], at, to);
+          continue;
+        }
+        typename E::cell zeros[VE];
+        memset(zeros, 0, sizeof zeros);
+        store_cells<typename E::cell, VE>(to, at.column, t.dim, zeros, true);
       }
-      typename E::cell zeros[VE];
-      memset(zeros, 0, sizeof zeros);
-      store_cells<typename E::cell, VE>(to, at.column, t.dim, zeros, true);
     }
-  }
 }
 
 // ---- Gradient of per-sample weights ----

@@ -61,8 +61,8 @@ size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
     t.split *= 2;
   t.chunk_split = 1;
   if (entries * t.lanes * t.tiles <= room * SHF_FAN_IN) t.chunk_split = rowers < SHF_FAN_IN ? rowers : (int)SHF_FAN_IN;
-  int64_t each = t.slot_count / (l.device.processors * 4);
-  t.candidates = each < 16 ? 16 : each > WARP ? (int)WARP : (int)each;
+  int64_t each = t.slot_count / (l.device.processors * 2);
+  t.candidates = each < 2 ? 2 : each > WARP ? (int)WARP : (int)each;
   t.chunk_blocks = (t.slot_count + t.candidates - 1) / t.candidates;
   bool shares = t.split > 1 || (t.slot_count > 0 && t.chunk_split > 1);
   return (size_t)(stage_bytes<E>(t, rowers * t.stage_places) + (shares ? BLOCK * (int64_t)sizeof(Op) : 0));
@@ -227,7 +227,15 @@ struct Stamp {
     t.lanes = lanes_for(t.dim, VE, 1);
     t.tiles = tiles_for(t.dim, VE, t.lanes);
     int each = BLOCK / t.lanes * GRAD_ROWS;
-    launch(l, shf::segment_grad<E, VE>, grid_of((t.entries * t.batch + each - 1) / each, t.tiles), BLOCK, 0, t);
+    dim3 grid = grid_of((t.entries + each - 1) / each, t.tiles);
+    grid.z = (unsigned)(t.batch < 65535 ? t.batch : 65535);
+    auto send = [&](SegmentGrad kind, void (*kernel)(SegmentGradTask)) {
+      if (l.loading || t.kind == kind) launch(l, kernel, grid, BLOCK, 0, t);
+    };
+    send(GRAD_MEAN, shf::segment_grad<E, VE, GRAD_MEAN>);
+    send(GRAD_ARG, shf::segment_grad<E, VE, GRAD_ARG>);
+    send(GRAD_TIES, shf::segment_grad<E, VE, GRAD_TIES>);
+    send(GRAD_PROD, shf::segment_grad<E, VE, GRAD_PROD>);
   }
   static void segment_grad(Launcher &l, SegmentGradTask t)
   {

@@ -365,6 +365,20 @@ __device__ __forceinline__ Place<E> decode_place(const Task &t, int64_t problem,
   return p;
 }
 
+// Where the row of a group's entry lies, where nothing else about it matters: bytes from source.data, or -1.
+__device__ __forceinline__ int64_t offset_of(const Task &t, int64_t problem, int64_t entry)
+{
+  int64_t row = entry - problem * t.entries;
+  if (t.decode == BY_INDEX) {
+    int64_t index = load_index(t.index.data + problem * t.index.batch_stride, row, t.index_wide);
+    row = index - t.row_begin;
+    if ((uint64_t)row >= (uint64_t)t.rows || index < 0 || index == t.padding) return -1;
+  } else if (t.decode == BY_PAYLOAD) {
+    row = payload_at(t.sorted, entry) - problem * t.entries;
+  }
+  return problem * t.source.batch_stride + row * t.source.row_stride;
+}
+
 // What arg becomes when place number `entry` wins.
 __device__ __forceinline__ int64_t id_of(const Task &t, int64_t problem, int64_t entry)
 {

@@ -208,13 +208,7 @@ struct Prod {
 
 // ---- Maxima and minima: the first NaN, else the first of the equal extremes; its place, or how many are equal ----
 
-// Whether x takes the place of best: max !(x <= best), min !(x >= best), and never that of a NaN.
-template <class A>
-__device__ __forceinline__ bool takes_over(A x, A best, int least)
-{
-  bool beats = least ? !(x >= best) : !(x <= best);
-  return beats && best == best;
-}
+// A minimum is kept as the maximum of values whose sign is flipped.
 
 template <class A>
 __device__ __forceinline__ bool same_value(A a, A b)
@@ -243,10 +237,10 @@ struct Extreme {
     counted = 0;
   }
   // A candidate that lies behind all so far; `position` is its place, or how often it occurs.
-  __device__ __forceinline__ void compete(const Task &t, int j, best x, Position position, bool there)
+  __device__ __forceinline__ void compete(int j, best x, Position position, bool there)
   {
     acc mine = E::value(v[j]), theirs = E::value(x);
-    bool takes = there && (!has || takes_over(theirs, mine, t.least));
+    bool takes = there && (!has || (!(theirs <= mine) && mine == mine));
     if (TIES && there && !takes && same_value(theirs, mine)) at_place[j] += position;
     v[j] = takes ? x : v[j];
     at_place[j] = takes ? position : at_place[j];
@@ -256,13 +250,13 @@ struct Extreme {
     best x[VE];
     row.get(x);
 #pragma unroll
-    for (int j = 0; j < VE; j++) compete(t, j, x[j], TIES ? 1 : place, there);
+    for (int j = 0; j < VE; j++) compete(j, flip_sign(x[j], t.least), TIES ? 1 : place, there);
     has |= there;
   }
-  __device__ __forceinline__ void fold(const Task &t, const Extreme &next)
+  __device__ __forceinline__ void fold(const Task &, const Extreme &next)
   {
 #pragma unroll
-    for (int j = 0; j < VE; j++) compete(t, j, next.v[j], next.at_place[j], next.has);
+    for (int j = 0; j < VE; j++) compete(j, next.v[j], next.at_place[j], next.has);
     has |= next.has;
   }
   __device__ __forceinline__ void fold_counts(const Extreme &) {}
@@ -313,12 +307,16 @@ struct Extreme {
     if (t.target.data) {
       char *row = target_row(t, t.target, problem, group, 1);
       acc x[VE];
+      best exact[VE];
 #pragma unroll
-      for (int j = 0; j < VE; j++) x[j] = has ? E::value(v[j]) : (acc)t.empty;
+      for (int j = 0; j < VE; j++) {
+        exact[j] = flip_sign(v[j], t.least);
+        x[j] = has ? E::value(exact[j]) : (acc)t.empty;
+      }
       if (t.target_is_acc)
         store_acc<acc, VE>(row, at, t.dim, x);
       else if (has)
-        Out<E, VE>::store_best(row, at.column, t.dim, v, t.out_dtype, t.store_wide);
+        Out<E, VE>::store_best(row, at.column, t.dim, exact, t.out_dtype, t.store_wide);
       else
         Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
     }

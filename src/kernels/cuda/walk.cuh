@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Ta
       for (int k = 0; k < SHORT; k++) {
         int64_t problem = t.batch > 1 ? (first + k) / t.groups : 0;
         offset[k] = -1;
-        if (place < length[k]) offset[k] = decode_place<E, false>(t, problem, start[k] + place).offset;
+        if (place < length[k]) offset[k] = offset_of(t, problem, start[k] + place);
       }
 #pragma unroll
       for (int k = 0; k < SHORT; k++)
