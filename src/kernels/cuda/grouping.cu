@@ -157,8 +157,11 @@ __device__ __forceinline__ int64_t bag_among(const Task &t, const BlockBags &b, 
 }
 
 // A warp takes 128 neighbours, in four rows of 32, so that writes are whole lines.
-__global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask t)
+template <bool USUAL>
+__global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask given)
 {
+  KeyTask t = given;
+  if (USUAL) t.spec.batch = t.bags.batch = 1, t.spec.columns = 0, t.wide = 0; // known, so that other code disappears
   const GroupingSpec &s = t.spec;
   __shared__ BlockBags block_bags;
   int64_t all = s.batch * s.entries;
@@ -238,7 +241,10 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
   t.stamp_value = stamp_of(spec);
   int64_t all = spec.batch * spec.entries, blocks = (all + KEY_TILE - 1) / KEY_TILE;
   int64_t most = (int64_t)l.device.processors * 64;
-  launch(l, make_keys, grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1), BLOCK, 0, t);
+  dim3 grid = grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1);
+  bool is_usual = spec.batch == 1 && spec.columns == 0 && !at.wide;
+  if (l.loading || is_usual) launch(l, make_keys<true>, grid, BLOCK, 0, t);
+  if (l.loading || !is_usual) launch(l, make_keys<false>, grid, BLOCK, 0, t);
   if (l.error != cudaSuccess) return;
   if (l.loading) {
     int device = 0;

@@ -62,7 +62,7 @@ size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
   t.chunk_split = 1;
   if (entries * t.lanes * t.tiles <= room * SHF_FAN_IN) t.chunk_split = rowers < SHF_FAN_IN ? rowers : (int)SHF_FAN_IN;
   int64_t each = t.slot_count / (l.device.processors * 2);
-  t.candidates = each < 2 ? 2 : each > WARP ? (int)WARP : (int)each;
+  t.candidates = each < 4 ? 4 : each > WARP ? (int)WARP : (int)each;
   t.chunk_blocks = (t.slot_count + t.candidates - 1) / t.candidates;
   bool shares = t.split > 1 || (t.slot_count > 0 && t.chunk_split > 1);
   return (size_t)(stage_bytes<E>(t, rowers * t.stage_places) + (shares ? BLOCK * (int64_t)sizeof(Op) : 0));
@@ -97,14 +97,17 @@ void launch_walk(Launcher &l, const Task &t)
   dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);
   size_t shared = (size_t)stage_bytes<E>(t, rowers * t.stage_places);
   if constexpr (Op::TAKES_COEFFICIENTS) {
-    if (l.loading || has_coefficients(t)) launch(l, walk_groups<E, VE, Op, true>, grid, BLOCK, shared, t);
+    if (l.loading || has_coefficients(t)) launch(l, walk_groups<E, VE, Op, true, false>, grid, BLOCK, shared, t);
     bool is_short = t.sink == SINK_SUM && !has_coefficients(t) && t.entries * t.batch <= groups * 3;
     int64_t each = (int64_t)rowers * SHORT;
-    if (l.loading || is_short)
-      launch(l, sum_short<E, VE>, grid_of((groups + each - 1) / each, t.tiles), BLOCK, shared, t);
+    dim3 fewer = grid_of((groups + each - 1) / each, t.tiles);
+    if (l.loading || (is_short && is_usual(t))) launch(l, sum_short<E, VE, true>, fewer, BLOCK, shared, t);
+    if (l.loading || (is_short && !is_usual(t))) launch(l, sum_short<E, VE, false>, fewer, BLOCK, shared, t);
     if (is_short && !l.loading) return;
+    if (l.loading || is_usual(t)) launch(l, walk_groups<E, VE, Op, false, true>, grid, BLOCK, shared, t);
+    if (is_usual(t) && !l.loading) return;
   }
-  if (l.loading || !has_coefficients(t)) launch(l, walk_groups<E, VE, Op, false>, grid, BLOCK, shared, t);
+  if (l.loading || !has_coefficients(t)) launch(l, walk_groups<E, VE, Op, false, false>, grid, BLOCK, shared, t);
 }
 
 // Little to do: one kernel, which finds long groups itself and lets several rowers share a group. Else rowers walk
@@ -137,8 +140,10 @@ void launch_runs(Launcher &l, Task t)
   size_t tile = (size_t)stage_bytes<E>(t, 2 * RUN_TILE + SHF_FAN_IN);
   dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
   if (t.slot_count > 0 || l.loading) list_long_runs(l, t);
-  if (l.loading || !has_coefficients(t)) launch(l, walk_runs<E, VE, false>, grid, BLOCK, tile, t);
-  if (l.loading || has_coefficients(t)) launch(l, walk_runs<E, VE, true>, grid, BLOCK, tile, t);
+  bool plain = !has_coefficients(t), as_usual = is_usual(t);
+  if (l.loading || as_usual) launch(l, walk_runs<E, VE, false, true>, grid, BLOCK, tile, t);
+  if (l.loading || (plain && !as_usual)) launch(l, walk_runs<E, VE, false, false>, grid, BLOCK, tile, t);
+  if (l.loading || !plain) launch(l, walk_runs<E, VE, true, false>, grid, BLOCK, tile, t);
   if (t.slot_count > 0 || l.loading) launch_listed<E, VE, Op, true>(l, t);
 }
 

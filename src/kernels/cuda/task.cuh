@@ -93,6 +93,31 @@ struct Task {
   int candidates;      // slots that a block looks after
 };
 
+// The usual task: one problem, plain indices or sorted entries that carry their bag. A kernel that is compiled for it
+// takes its task through `usual`, which makes constants of what is known, so that the code for the rest disappears.
+__host__ __device__ __forceinline__ bool is_usual(const Task &t)
+{
+  bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of;
+  return t.batch == 1 && plain && (t.decode == BY_INDEX || (t.decode == BY_GRADIENT && !t.sorted.wide && t.payload_is_bag));
+}
+
+template <bool USUAL, bool RUNS>
+__device__ __forceinline__ Task usual(const Task &given)
+{
+  Task t = given;
+  if (!RUNS) t.columns = 0, t.by_frequency = 0, t.divisors = nullptr, t.bag_of = nullptr;
+  if (USUAL) {
+    t.batch = 1;
+    t.entry_stride = t.entries;
+    t.weighted = t.by_frequency = 0;
+    t.divisors = t.bag_of = nullptr;
+    t.columns = 0;
+    t.decode = RUNS ? BY_GRADIENT : BY_INDEX;
+    if (RUNS) t.sorted.wide = 0, t.payload_is_bag = 1;
+  }
+  return t;
+}
+
 __device__ __forceinline__ int64_t load_index(const char *data, int64_t position, int wide)
 {
   return wide ? __ldg((const long long *)data + position) : (int64_t)__ldg((const int *)data + position);

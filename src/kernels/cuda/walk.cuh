@@ -55,9 +55,10 @@ __device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span
   return true;
 }
 
-template <class E, int VE, class Op, bool COEFFICIENTS>
-__global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_groups(const __grid_constant__ Task t)
+template <class E, int VE, class Op, bool COEFFICIENTS, bool USUAL>
+__global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_groups(const __grid_constant__ Task given)
 {
+  const Task t = usual<USUAL, false>(given);
   extern __shared__ __align__(16) char memory[];
   Team m = team_of(t.lanes, 1);
   int rowers = BLOCK / t.lanes;
@@ -105,9 +106,10 @@ __global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_chun
 enum { SHORT = 4 }; // groups that a rower has in flight
 
 // Each rower takes four groups at a time, and in every step one row of each.
-template <class E, int VE>
-__global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Task t)
+template <class E, int VE, bool USUAL>
+__global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Task given)
 {
+  const Task t = usual<USUAL, false>(given);
   typedef Sum<E, VE> Op;
   extern __shared__ __align__(16) char memory[];
   Team m = team_of(t.lanes, 1);
@@ -176,10 +178,11 @@ enum { RUN_TILE = BLOCK, RUN_FEW = 4 };
 // One block takes the runs that begin among its 256 sorted entries. All its threads decode entries, and those behind
 // the tile that belong to its last run, and find where each run goes; then each rower takes one run after the other.
 // What a run is added to is asked for together with its rows.
-template <class E, int VE, bool COEFFICIENTS>
+template <class E, int VE, bool COEFFICIENTS, bool USUAL>
 __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8 ? 3 : 4)
-    walk_runs(const __grid_constant__ Task t)
+    walk_runs(const __grid_constant__ Task given)
 {
+  const Task t = usual<USUAL, true>(given);
   typedef Sum<E, VE> Op;
   typedef typename E::acc acc;
   extern __shared__ __align__(16) char memory[];
@@ -210,6 +213,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8
     if (valid) put_place(t, s, thread, place);
     if (follows) put_place(t, s, thread + RUN_TILE, next);
     if ((thread & (WARP - 1)) == 0) warp_heads[thread / WARP] = __popc(ballot);
+    __syncthreads();
     int inside = __syncthreads_count(valid), behind = __syncthreads_count(follows);
     int number = 0, count = 0;
     for (int i = 0; i < BLOCK / WARP; i++) {
