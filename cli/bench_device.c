@@ -41,8 +41,8 @@ static int complain(const char *what)
   return 0;
 }
 
-#define TRY(call)                          \
-  do {                                     \
+#define TRY(call)                                   \
+  do {                                              \
     if ((call) != SHEAF_OK) return complain(#call); \
   } while (0)
 
@@ -121,7 +121,8 @@ static void *own(bench_gpu *g, bench_setup *s, size_t bytes)
   return memory;
 }
 
-static sheaf_operand tensor_of(bench_gpu *g, bench_setup *s, void *data, sheaf_dtype dtype, int64_t rows, int64_t columns)
+static sheaf_operand tensor_of(bench_gpu *g, bench_setup *s, void *data, sheaf_dtype dtype, int64_t rows,
+                               int64_t columns)
 {
   int at = s->tensors++;
   s->shape[at][0] = rows;

@@ -8,13 +8,13 @@
 typedef struct device_case {
   sheaf_category category;
   int kind;
-  int64_t dim, rows;     /* D; V or S */
-  int64_t bags, length;  /* B, L: N = B * L; segments: bags is 0 and length is N */
-  double exponent;       /* of the power law of indices or segments; 0: uniform */
-  sheaf_dtype dtype;     /* 0: f32 */
-  bool weighted, fixed;  /* fixed: bags are a matrix, not offsets */
-  bool weights_only;     /* backward: only the gradient of weights */
-  bool grouped;          /* the grouping is made once, outside of the time */
+  int64_t dim, rows;    /* D; V or S */
+  int64_t bags, length; /* B, L: N = B * L; segments: bags is 0 and length is N */
+  double exponent;      /* of the power law of indices or segments; 0: uniform */
+  sheaf_dtype dtype;    /* 0: f32 */
+  bool weighted, fixed; /* fixed: bags are a matrix, not offsets */
+  bool weights_only;    /* backward: only the gradient of weights */
+  bool grouped;         /* the grouping is made once, outside of the time */
   bool quick;
   double target_us;       /* what is wanted, when > 0 ... */
   double target_fraction; /* ... or as a fraction of copy bandwidth */

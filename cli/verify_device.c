@@ -35,7 +35,7 @@ static sheaf_status copy_back(verify_case *c, const sheaf_operand *operands, int
   for (int i = 0; i < count; i++) {
     if (!d->memory[i]) continue;
     sheaf_status status =
-      sheaf_device_copy(c->device, operands[i].tensor->data, d->memory[i], operands[i].bytes, d->stream);
+        sheaf_device_copy(c->device, operands[i].tensor->data, d->memory[i], operands[i].bytes, d->stream);
     if (status != SHEAF_OK) return status;
   }
   return sheaf_stream_wait(c->device, d->stream);

@@ -29,11 +29,10 @@ sheaf_status sheaf_device_count(DLDeviceType type, int *count)
 }
 
 /* Defines sheaf_<function>, which hands its arguments to the plug-in's <entry>. Results are pointers that must be there. */
-#define SHF_RESULT(name) \
-  SHF_REQUIRE(name, INVALID_PROBLEM, "%s: %s is NULL", __func__, #name)
-#define SHF_FORWARD(device, entry, ...)                     \
-  const shf_device_api *api;                                \
-  SHF_TRY(find_api((int)(device).device_type, &api));       \
+#define SHF_RESULT(name) SHF_REQUIRE(name, INVALID_PROBLEM, "%s: %s is NULL", __func__, #name)
+#define SHF_FORWARD(device, entry, ...)               \
+  const shf_device_api *api;                          \
+  SHF_TRY(find_api((int)(device).device_type, &api)); \
   return api->entry((device).device_id, __VA_ARGS__)
 
 sheaf_status sheaf_device_describe(DLDevice device, sheaf_device_info *info)

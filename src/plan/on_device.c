@@ -109,8 +109,7 @@ sheaf_status shf_plan_device_given(const sheaf_plan *plan, const shf_bound *boun
 
 static shf_device_call call_of(const sheaf_plan *plan, const shf_bound *bound, sheaf_index_report *report, void *stream)
 {
-  return (shf_device_call){
-      .problem = problem_of(plan), .operands = bound->view, .report = report, .stream = stream};
+  return (shf_device_call){.problem = problem_of(plan), .operands = bound->view, .report = report, .stream = stream};
 }
 
 sheaf_status shf_plan_device_run(const sheaf_plan *plan, const shf_bound *bound, const void *grouping, void *workspace,

@@ -147,8 +147,15 @@ static void test_wrong_offsets_are_clamped_and_reported(void **state)
     int at;
     int64_t value;
     int reported; /* the offset that is found to be wrong */
-  } faults[] = {{0, 5, 0},        {7, -3, 7},          {7, 3, 7},         {9, INDICES + 100, 9}, {9, INT64_MAX, 9},
-                {9, INT64_MIN, 9}, {BAGS, INDICES - 1, BAGS}, {BAGS, INDICES + 1, BAGS}, {1, -1, 1}};
+  } faults[] = {{0, 5, 0},
+                {7, -3, 7},
+                {7, 3, 7},
+                {9, INDICES + 100, 9},
+                {9, INT64_MAX, 9},
+                {9, INT64_MIN, 9},
+                {BAGS, INDICES - 1, BAGS},
+                {BAGS, INDICES + 1, BAGS},
+                {1, -1, 1}};
   for (int kind = 0; kind < 2; kind++) {
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
       bags b;

@@ -14,7 +14,8 @@ template <class W, class Index, bool NARROW>
 __global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & (t.lanes - 1), rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
-  int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower, step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
+  int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower,
+          step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
   auto times = [](int64_t row, int64_t stride) {
     return NARROW ? (int64_t)((uint64_t)(uint32_t)row * (uint32_t)stride) : row * stride;
   };
@@ -42,8 +43,7 @@ __global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ C
     }
 }
 
-template <class W>
-static void copy_as(Launcher &l, CopyTask t)
+template <class W> static void copy_as(Launcher &l, CopyTask t)
 {
   int64_t words = t.row_bytes / (int64_t)sizeof(W);
   t.lanes = lanes_for(words, 1, 1);
@@ -80,8 +80,7 @@ struct ClearTask {
   int64_t rows, batch, row_bytes;
 };
 
-template <class W>
-__global__ void __launch_bounds__(BLOCK) clear_words(const __grid_constant__ ClearTask t)
+template <class W> __global__ void __launch_bounds__(BLOCK) clear_words(const __grid_constant__ ClearTask t)
 {
   int64_t words = t.row_bytes / (int64_t)sizeof(W), all = t.rows * t.batch * words;
   W zero;
@@ -92,8 +91,7 @@ __global__ void __launch_bounds__(BLOCK) clear_words(const __grid_constant__ Cle
   }
 }
 
-template <class W>
-static void clear_as(Launcher &l, const ClearTask &t)
+template <class W> static void clear_as(Launcher &l, const ClearTask &t)
 {
   int64_t words = t.rows * t.batch * t.row_bytes / (int64_t)sizeof(W), most = (int64_t)l.device.processors * 32;
   int64_t blocks = (words + BLOCK - 1) / BLOCK;
@@ -122,7 +120,8 @@ enum { STRUCTURE_BIT = 62 };
 
 __device__ __forceinline__ unsigned long long fault_at(int64_t position, bool structure)
 {
-  return ((unsigned long long)structure << STRUCTURE_BIT) | ((1ull << STRUCTURE_BIT) - 1 - (unsigned long long)position);
+  return ((unsigned long long)structure << STRUCTURE_BIT) |
+         ((1ull << STRUCTURE_BIT) - 1 - (unsigned long long)position);
 }
 
 // Whether offset `i` of a problem is wrong.
@@ -177,9 +176,11 @@ __global__ void __launch_bounds__(BLOCK) scan_report(const __grid_constant__ Sca
   bool structure = first >> STRUCTURE_BIT;
   int64_t position = (int64_t)((1ull << STRUCTURE_BIT) - 1 - (first & ((1ull << STRUCTURE_BIT) - 1)));
   int64_t value = 0;
-  if (first == 0) position = -1;
+  if (first == 0)
+    position = -1;
   else if (structure && offsets > 0)
-    value = load_index(t.offsets.data + position / offsets * t.offsets.batch_stride, position % offsets, t.offsets_wide);
+    value =
+        load_index(t.offsets.data + position / offsets * t.offsets.batch_stride, position % offsets, t.offsets_wide);
   else
     value = scanned_value(t, position);
   if (structure) t.report->count = -1;

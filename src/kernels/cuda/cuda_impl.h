@@ -114,8 +114,8 @@ struct ScanTask {
   int index_wide;
   int64_t batch, rows, columns; // `rows` rows of `columns` indices in each problem
   int64_t limit;
-  int allow_absent;  // -1 is good too
-  int sorted;        // indices must not decrease
+  int allow_absent;   // -1 is good too
+  int sorted;         // indices must not decrease
   shf_matrix offsets; // data NULL: none
   int offsets_wide, with_end;
   int64_t bags;

@@ -17,31 +17,24 @@ __device__ __forceinline__ double fused(double a, double b, double c) { return _
 
 // ---- Bits in registers ----
 
-template <int BYTES>
-struct Word;
-template <>
-struct Word<16> {
+template <int BYTES> struct Word;
+template <> struct Word<16> {
   typedef uint4 type;
 };
-template <>
-struct Word<8> {
+template <> struct Word<8> {
   typedef uint2 type;
 };
-template <>
-struct Word<4> {
+template <> struct Word<4> {
   typedef uint32_t type;
 };
-template <>
-struct Word<2> {
+template <> struct Word<2> {
   typedef uint16_t type;
 };
-template <>
-struct Word<1> {
+template <> struct Word<1> {
   typedef uint8_t type;
 };
 
-template <class To, class From>
-__device__ __forceinline__ To bits_as(From from)
+template <class To, class From> __device__ __forceinline__ To bits_as(From from)
 {
   static_assert(sizeof(To) == sizeof(From), "bits are kept");
   To to;
@@ -53,10 +46,8 @@ __device__ __forceinline__ To bits_as(From from)
 
 // Zero where `there` is false. Written as one predicated instruction: with branches around them, the compiler would not
 // keep several loads in flight.
-template <int BYTES>
-__device__ __forceinline__ typename Word<BYTES>::type load_if(const char *p, bool there);
-template <>
-__device__ __forceinline__ uint4 load_if<16>(const char *p, bool there)
+template <int BYTES> __device__ __forceinline__ typename Word<BYTES>::type load_if(const char *p, bool there);
+template <> __device__ __forceinline__ uint4 load_if<16>(const char *p, bool there)
 {
   uint4 w;
   asm("{\n.reg .pred q;\nsetp.ne.u32 q, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
@@ -65,8 +56,7 @@ __device__ __forceinline__ uint4 load_if<16>(const char *p, bool there)
       : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
   return w;
 }
-template <>
-__device__ __forceinline__ uint2 load_if<8>(const char *p, bool there)
+template <> __device__ __forceinline__ uint2 load_if<8>(const char *p, bool there)
 {
   uint2 w;
   asm("{\n.reg .pred q;\nsetp.ne.u32 q, %3, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\n"
@@ -75,8 +65,7 @@ __device__ __forceinline__ uint2 load_if<8>(const char *p, bool there)
       : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
   return w;
 }
-template <>
-__device__ __forceinline__ uint32_t load_if<4>(const char *p, bool there)
+template <> __device__ __forceinline__ uint32_t load_if<4>(const char *p, bool there)
 {
   uint32_t w;
   asm("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\nmov.u32 %0, 0;\n@q ld.global.nc.u32 %0, [%1];\n}"
@@ -84,8 +73,7 @@ __device__ __forceinline__ uint32_t load_if<4>(const char *p, bool there)
       : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
   return w;
 }
-template <>
-__device__ __forceinline__ uint16_t load_if<2>(const char *p, bool there)
+template <> __device__ __forceinline__ uint16_t load_if<2>(const char *p, bool there)
 {
   uint16_t w;
   asm("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\nmov.u16 %0, 0;\n@q ld.global.nc.u16 %0, [%1];\n}"
@@ -93,8 +81,7 @@ __device__ __forceinline__ uint16_t load_if<2>(const char *p, bool there)
       : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
   return w;
 }
-template <>
-__device__ __forceinline__ uint8_t load_if<1>(const char *p, bool there)
+template <> __device__ __forceinline__ uint8_t load_if<1>(const char *p, bool there)
 {
   uint16_t w;
   asm("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\nmov.u16 %0, 0;\n@q ld.global.nc.u8 %0, [%1];\n}"
@@ -160,16 +147,11 @@ struct INT4 {
   static __device__ __forceinline__ acc value(best x) { return x; }
 };
 
-template <class E>
-__device__ __forceinline__ typename E::acc weight_value(typename E::weight w)
-{
-  return E::value(w);
-}
+template <class E> __device__ __forceinline__ typename E::acc weight_value(typename E::weight w) { return E::value(w); }
 
 // ---- A lane's columns of one row ----
 
-template <class E, int VE>
-struct Columns {
+template <class E, int VE> struct Columns {
   enum { BYTES = VE * E::BITS / 8 };
   typename Word<BYTES>::type word;
   __device__ __forceinline__ void clear() { memset(&word, 0, sizeof word); }
@@ -196,8 +178,7 @@ __device__ __forceinline__ uint32_t load_bytes(const char *p, bool there)
   return word;
 }
 
-template <int VE>
-struct Columns<INT8, VE> {
+template <int VE> struct Columns<INT8, VE> {
   typename Word<VE>::type word;
   float scale, bias;
   __device__ __forceinline__ void clear() { word = 0, scale = 0, bias = 0; }
@@ -220,8 +201,7 @@ struct Columns<INT8, VE> {
   __device__ __forceinline__ void get(float *x) const { values(x); }
 };
 
-template <int VE>
-struct Columns<INT4, VE> {
+template <int VE> struct Columns<INT4, VE> {
   typename Word<VE / 2>::type word;
   float scale, bias;
   __device__ __forceinline__ void clear() { word = 0, scale = 0, bias = 0; }
@@ -242,7 +222,10 @@ struct Columns<INT4, VE> {
 };
 
 // A minimum is the maximum of negated values: the sign of a cell or value flipped, or not.
-__device__ __forceinline__ float flip_sign(float x, int flip) { return __uint_as_float(__float_as_uint(x) ^ (unsigned)flip << 31); }
+__device__ __forceinline__ float flip_sign(float x, int flip)
+{
+  return __uint_as_float(__float_as_uint(x) ^ (unsigned)flip << 31);
+}
 __device__ __forceinline__ double flip_sign(double x, int flip)
 {
   return __longlong_as_double(__double_as_longlong(x) ^ (long long)((unsigned long long)flip << 63));
@@ -276,10 +259,9 @@ __device__ __forceinline__ void store_cells(char *row, int64_t column, int64_t d
   }
 }
 
-template <class E, int VE>
-struct Out {
-  static __device__ __forceinline__ void store(char *row, int64_t column, int64_t dim, const typename E::acc *x,
-                                               int, bool wide)
+template <class E, int VE> struct Out {
+  static __device__ __forceinline__ void store(char *row, int64_t column, int64_t dim, const typename E::acc *x, int,
+                                               bool wide)
   {
     typename E::cell cells[VE];
 #pragma unroll
@@ -308,8 +290,7 @@ __device__ __forceinline__ void store_dequantised(char *row, int64_t column, int
   store_cells<uint16_t, VE>(row, column, dim, cells, wide);
 }
 #define SHF_QUANTISED_OUT(E)                                                                                        \
-  template <int VE>                                                                                                 \
-  struct Out<E, VE> {                                                                                               \
+  template <int VE> struct Out<E, VE> {                                                                             \
     static __device__ __forceinline__ void store(char *row, int64_t column, int64_t dim, const float *x, int dtype, \
                                                  bool wide)                                                         \
     {                                                                                                               \

@@ -12,8 +12,8 @@ static int bits_for(uint64_t values) { return values <= 1 ? 1 : 64 - __builtin_c
 // What a grouping was made for, in one number.
 static uint64_t stamp_of(const GroupingSpec &s)
 {
-  const int64_t parts[] = {s.batch,    s.entries, s.groups,         s.row_begin,  s.rows,  s.padding,
-                           s.bags,     s.bag_length, s.columns, s.payload_is_bag, s.with_bag_of};
+  const int64_t parts[] = {s.batch, s.entries,    s.groups,  s.row_begin,      s.rows,       s.padding,
+                           s.bags,  s.bag_length, s.columns, s.payload_is_bag, s.with_bag_of};
   uint64_t hash = 0xcbf29ce484222325u;
   for (int64_t part : parts)
     for (int i = 0; i < 8; i++) hash = (hash ^ (uint64_t)(part >> (8 * i) & 255)) * 0x100000001b3u;
@@ -136,7 +136,8 @@ __device__ __forceinline__ void find_block_bags(const Task &t, int64_t base, int
   if (threadIdx.x == WARP) b->last = group_holding(t, end - 1);
   __syncthreads();
   int64_t count = b->last - b->first + 1;
-  for (int64_t i = threadIdx.x; count <= BlockBags::MOST && i < count; i += BLOCK) b->start[i] = bag_start(t, b->first + i);
+  for (int64_t i = threadIdx.x; count <= BlockBags::MOST && i < count; i += BLOCK)
+    b->start[i] = bag_start(t, b->first + i);
   __syncthreads();
 }
 
@@ -157,8 +158,7 @@ __device__ __forceinline__ int64_t bag_among(const Task &t, const BlockBags &b, 
 }
 
 // A warp takes 128 neighbours, in four rows of 32, so that writes are whole lines.
-template <bool USUAL>
-__global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask given)
+template <bool USUAL> __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask given)
 {
   KeyTask t = given;
   if (USUAL) t.spec.batch = t.bags.batch = 1, t.spec.columns = 0, t.wide = 0; // known, so that other code disappears
@@ -176,9 +176,9 @@ __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTa
       if (n >= all) break;
       int64_t problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries, payload = n;
       if (bags) {
-        int64_t bag = by_offsets            ? bag_among(t.bags, block_bags, n)
+        int64_t bag = by_offsets         ? bag_among(t.bags, block_bags, n)
                       : s.bag_length > 0 ? problem * s.bags + local / s.bag_length
-                                            : problem * s.bags;
+                                         : problem * s.bags;
         // Offsets that are out of order can lead to another problem's bag: kept within this one.
         int64_t least = problem * s.bags, most = least + s.bags - 1;
         bag = bag < least ? least : bag > most ? most : bag;
@@ -258,8 +258,8 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
   }
   if (all == 0) return;
   size_t bytes = (size_t)at.scratch_bytes;
-  l.error = sort_any(at.wide, base + at.scratch, bytes, t.keys, base + at.keys, t.payload, base + at.payload, all, at.bits,
-                     l.stream);
+  l.error = sort_any(at.wide, base + at.scratch, bytes, t.keys, base + at.keys, t.payload, base + at.payload, all,
+                     at.bits, l.stream);
 }
 
 } // namespace shf

@@ -32,10 +32,10 @@ sheaf_status check(cudaError_t error, const char *what)
   return fail(SHEAF_DEVICE, "%s: CUDA says %s (%s)", what, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
-#define TRY_CUDA(call, what)                         \
-  do {                                               \
-    sheaf_status status = check(call, what);         \
-    if (status != SHEAF_OK) return status;           \
+#define TRY_CUDA(call, what)                 \
+  do {                                       \
+    sheaf_status status = check(call, what); \
+    if (status != SHEAF_OK) return status;   \
   } while (0)
 
 // ---- Devices ----
@@ -122,8 +122,8 @@ public:
   bool changed;
 };
 
-#define ON_DEVICE(device)                                              \
-  On on(device);                                                       \
+#define ON_DEVICE(device) \
+  On on(device);          \
   TRY_CUDA(on.error, "making the device the current one")
 
 // ---- Plans ----
@@ -131,12 +131,18 @@ public:
 const Kernels *kernels_of(sheaf_dtype dtype)
 {
   switch (dtype) {
-  case SHEAF_F64: return &kernels_f64;
-  case SHEAF_F16: return &kernels_f16;
-  case SHEAF_BF16: return &kernels_bf16;
-  case SHEAF_INT8: return &kernels_int8;
-  case SHEAF_INT4: return &kernels_int4;
-  default: return &kernels_f32;
+  case SHEAF_F64:
+    return &kernels_f64;
+  case SHEAF_F16:
+    return &kernels_f16;
+  case SHEAF_BF16:
+    return &kernels_bf16;
+  case SHEAF_INT8:
+    return &kernels_int8;
+  case SHEAF_INT4:
+    return &kernels_int4;
+  default:
+    return &kernels_f32;
   }
 }
 
@@ -322,8 +328,8 @@ static int make_rows()
 {
   int count = 0;
   for (sheaf_arch arch : {SHEAF_ARCH_SM90, SHEAF_ARCH_SM80}) {
-#define SHEAF_X(name, kind, text)                                                                                   \
-  count = add_rows(count, arch, SHEAF_CATEGORY_EMBEDDING, kind,                                                     \
+#define SHEAF_X(name, kind, text)                               \
+  count = add_rows(count, arch, SHEAF_CATEGORY_EMBEDDING, kind, \
                    kind == SHEAF_LOOKUP || kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX);
     SHEAF_EMBEDDING_KIND_LIST(SHEAF_X)
 #undef SHEAF_X

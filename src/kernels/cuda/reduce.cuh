@@ -14,22 +14,19 @@ namespace shf {
 enum { IN_FLIGHT = 8 }; // rows that a rower waits for at once
 
 // Decoded places in shared memory. Coefficients are there only when the task has some.
-template <class E>
-struct Stage {
+template <class E> struct Stage {
   int64_t *offset;
   typename E::acc *coefficient, *counted_weight;
 };
 
 __host__ __device__ __forceinline__ bool has_coefficients(const Task &t) { return t.weighted || t.divisors; }
 
-template <class E>
-__host__ __device__ __forceinline__ int64_t stage_bytes(const Task &t, int64_t places)
+template <class E> __host__ __device__ __forceinline__ int64_t stage_bytes(const Task &t, int64_t places)
 {
   return places * (8 + (has_coefficients(t) ? 2 * (int64_t)sizeof(typename E::acc) : 0));
 }
 
-template <class E>
-__device__ __forceinline__ Stage<E> stage_in(char *memory, int64_t places, int64_t first)
+template <class E> __device__ __forceinline__ Stage<E> stage_in(char *memory, int64_t places, int64_t first)
 {
   Stage<E> s;
   s.offset = (int64_t *)memory + first;
@@ -63,11 +60,11 @@ __device__ __forceinline__ void wait_for_launch_before()
 }
 
 struct Team {
-  int lane, lanes;     // within the rower
-  int rower, rowers;   // within the team
-  int number;          // of the team within the block
-  unsigned mask;       // the rower's lanes in its warp
-  unsigned team_mask;  // the team's, when it fits a warp
+  int lane, lanes;    // within the rower
+  int rower, rowers;  // within the team
+  int number;         // of the team within the block
+  unsigned mask;      // the rower's lanes in its warp
+  unsigned team_mask; // the team's, when it fits a warp
 };
 
 __device__ __forceinline__ Team team_of(int lanes, int rowers)
@@ -218,8 +215,7 @@ __device__ __forceinline__ void find_chunks(const Task &t, Found *found)
 }
 
 // 1 / the number of entries, which by_frequency multiplies coefficients with.
-template <class E>
-__device__ __forceinline__ typename E::acc frequency_of(int64_t length)
+template <class E> __device__ __forceinline__ typename E::acc frequency_of(int64_t length)
 {
   return (typename E::acc)1 / (typename E::acc)length;
 }
@@ -249,7 +245,8 @@ __device__ __forceinline__ void reduce_chunks(const Task &t, char *memory, Found
 
 // For few groups: several rowers share one. The last blocks look for long groups and take their chunks.
 template <class E, int VE, class Op>
-__global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typename E::acc) == 4 ? 4 : 2) reduce_groups(const __grid_constant__ Task t)
+__global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typename E::acc) == 4 ? 4 : 2)
+    reduce_groups(const __grid_constant__ Task t)
 {
   extern __shared__ __align__(16) char memory[];
   __shared__ Found found;
@@ -332,8 +329,7 @@ __device__ __forceinline__ void join_many(const Task &t, const Team &m, int64_t 
 enum { FEW_CHUNKS = 32 };
 
 // The first level of the tree over the slots of listed groups that have many, sixteen slots to a rower.
-template <class E, int VE, class Op>
-__global__ void __launch_bounds__(BLOCK) fold_slots(const __grid_constant__ Task t)
+template <class E, int VE, class Op> __global__ void __launch_bounds__(BLOCK) fold_slots(const __grid_constant__ Task t)
 {
   typedef typename Op::Result Result;
   wait_for_launch_before();
@@ -380,8 +376,7 @@ __device__ __forceinline__ void find_own(const Task &t, Found *found)
   __syncthreads();
 }
 
-template <class E, int VE, class Op>
-__device__ __forceinline__ void join_found(const Task &t, const Found &found)
+template <class E, int VE, class Op> __device__ __forceinline__ void join_found(const Task &t, const Found &found)
 {
   Team m = team_of(t.lanes, 1);
   int rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;

@@ -9,8 +9,7 @@ namespace shf {
 
 // ---- Lookup of quantised rows ----
 
-template <class E, int VE>
-__global__ void __launch_bounds__(BLOCK) lookup_rows(const __grid_constant__ Task t)
+template <class E, int VE> __global__ void __launch_bounds__(BLOCK) lookup_rows(const __grid_constant__ Task t)
 {
   Team m = team_of(t.lanes, 1);
   int rowers = BLOCK / t.lanes;
@@ -52,8 +51,8 @@ __device__ __forceinline__ const char *row_of(const shf_matrix &m, int64_t probl
 }
 
 template <class E, SegmentGrad kind>
-__device__ __forceinline__ typename E::acc grad_of(typename E::acc g, typename E::acc x,
-                                                   typename E::acc forward, typename E::acc count)
+__device__ __forceinline__ typename E::acc grad_of(typename E::acc g, typename E::acc x, typename E::acc forward,
+                                                   typename E::acc count)
 {
   typedef typename E::acc acc;
   if (kind == GRAD_MEAN) return g / count;
@@ -141,8 +140,7 @@ __global__ void __launch_bounds__(BLOCK) segment_grad(const __grid_constant__ Se
 
 // The canonical dot product has 16 lanes; here 16 / VE threads hold VE of them each. Afterwards the halves are added
 // through shared values: lane j takes lane j + 8, then j + 4, and so on.
-template <class E, int VE>
-__device__ __forceinline__ typename E::acc join_dot(typename E::acc *lane, unsigned mask)
+template <class E, int VE> __device__ __forceinline__ typename E::acc join_dot(typename E::acc *lane, unsigned mask)
 {
   enum { THREADS = 16 / VE };
   for (int half = 8; half > 0; half /= 2) {

@@ -53,7 +53,7 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
 struct Layout {
   GroupingLayout grouping;
   int64_t divisors, slots, total;
-  int64_t longs; // the list of long groups, behind its count
+  int64_t longs;                // the list of long groups, behind its count
   int64_t bag_slots, row_slots; // how many slots a reduction over bags and one over table rows may need
 };
 

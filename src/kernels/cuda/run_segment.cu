@@ -20,26 +20,46 @@ struct Traits {
 static Traits traits_of(sheaf_segment_kind kind)
 {
   switch (kind) {
-  case SHEAF_SEGMENT_SUM: return {SUM, false, false};
-  case SHEAF_SEGMENT_SUM_BACKWARD: return {SUM, true, false};
-  case SHEAF_SEGMENT_MEAN: return {MEAN, false, false};
-  case SHEAF_SEGMENT_MEAN_BACKWARD: return {MEAN, true, false};
-  case SHEAF_SEGMENT_MAX: return {MAX, false, false};
-  case SHEAF_SEGMENT_MIN: return {MIN, false, false};
-  case SHEAF_SEGMENT_PROD: return {PROD, false, false};
-  case SHEAF_UNSORTED_SEGMENT_SUM: return {SUM, false, true};
-  case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD: return {SUM, true, true};
-  case SHEAF_UNSORTED_SEGMENT_MEAN: return {MEAN, false, true};
-  case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD: return {MEAN, true, true};
-  case SHEAF_UNSORTED_SEGMENT_MAX: return {MAX, false, true};
-  case SHEAF_UNSORTED_SEGMENT_MIN: return {MIN, false, true};
-  case SHEAF_SEGMENT_MAX_BACKWARD: return {MAX, true, false};
-  case SHEAF_SEGMENT_MIN_BACKWARD: return {MIN, true, false};
-  case SHEAF_SEGMENT_PROD_BACKWARD: return {PROD, true, false};
-  case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD: return {MAX, true, true};
-  case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD: return {MIN, true, true};
-  case SHEAF_UNSORTED_SEGMENT_PROD: return {PROD, false, true};
-  case SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD: return {PROD, true, true};
+  case SHEAF_SEGMENT_SUM:
+    return {SUM, false, false};
+  case SHEAF_SEGMENT_SUM_BACKWARD:
+    return {SUM, true, false};
+  case SHEAF_SEGMENT_MEAN:
+    return {MEAN, false, false};
+  case SHEAF_SEGMENT_MEAN_BACKWARD:
+    return {MEAN, true, false};
+  case SHEAF_SEGMENT_MAX:
+    return {MAX, false, false};
+  case SHEAF_SEGMENT_MIN:
+    return {MIN, false, false};
+  case SHEAF_SEGMENT_PROD:
+    return {PROD, false, false};
+  case SHEAF_UNSORTED_SEGMENT_SUM:
+    return {SUM, false, true};
+  case SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD:
+    return {SUM, true, true};
+  case SHEAF_UNSORTED_SEGMENT_MEAN:
+    return {MEAN, false, true};
+  case SHEAF_UNSORTED_SEGMENT_MEAN_BACKWARD:
+    return {MEAN, true, true};
+  case SHEAF_UNSORTED_SEGMENT_MAX:
+    return {MAX, false, true};
+  case SHEAF_UNSORTED_SEGMENT_MIN:
+    return {MIN, false, true};
+  case SHEAF_SEGMENT_MAX_BACKWARD:
+    return {MAX, true, false};
+  case SHEAF_SEGMENT_MIN_BACKWARD:
+    return {MIN, true, false};
+  case SHEAF_SEGMENT_PROD_BACKWARD:
+    return {PROD, true, false};
+  case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD:
+    return {MAX, true, true};
+  case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD:
+    return {MIN, true, true};
+  case SHEAF_UNSORTED_SEGMENT_PROD:
+    return {PROD, false, true};
+  case SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD:
+    return {PROD, true, true};
   }
   return {SUM, false, false};
 }
@@ -182,11 +202,16 @@ static double empty_value(const Run &r)
 {
   bool identity = r.d.empty == SHEAF_EMPTY_IDENTITY;
   switch (r.traits.reducer) {
-  case SUM: return 0;
-  case MEAN: return identity ? NAN : 0;
-  case MAX: return identity ? -INFINITY : 0;
-  case MIN: return identity ? INFINITY : 0;
-  case PROD: return 1;
+  case SUM:
+    return 0;
+  case MEAN:
+    return identity ? NAN : 0;
+  case MAX:
+    return identity ? -INFINITY : 0;
+  case MIN:
+    return identity ? INFINITY : 0;
+  case PROD:
+    return 1;
   }
   return 0;
 }

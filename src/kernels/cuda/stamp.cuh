@@ -8,7 +8,8 @@ namespace shf {
 
 inline bool is_aligned(const shf_matrix &m, int64_t bytes)
 {
-  return !m.data || (((uintptr_t)m.data | (uintptr_t)m.row_stride | (uintptr_t)m.batch_stride) & (uintptr_t)(bytes - 1)) == 0;
+  return !m.data ||
+         (((uintptr_t)m.data | (uintptr_t)m.row_stride | (uintptr_t)m.batch_stride) & (uintptr_t)(bytes - 1)) == 0;
 }
 
 inline int power_of_two_from(int64_t n)
@@ -47,8 +48,7 @@ inline dim3 grid_of(int64_t blocks, int64_t tiles)
 
 // How a task is divided. Groups go to teams of one rower each as long as that fills the device. Where it does not,
 // several rowers share a group, down to the 16 places that are one term.
-template <class E, int VE, class Op>
-size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
+template <class E, int VE, class Op> size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
 {
   t.lanes = lanes_for(t.dim, VE, least_lanes);
   t.tiles = tiles_for(t.dim, VE, t.lanes);
@@ -61,36 +61,35 @@ size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
     t.split *= 2;
   t.chunk_split = 1;
   if (entries * t.lanes * t.tiles <= room * SHF_FAN_IN) t.chunk_split = rowers < SHF_FAN_IN ? rowers : (int)SHF_FAN_IN;
-  int64_t each = t.slot_count / (l.device.processors * 2);
-  t.candidates = each < 4 ? 4 : each > WARP ? (int)WARP : (int)each;
+  // With few groups some are likely to be long: then many blocks look for them.
+  t.candidates = groups < l.device.processors && t.slot_count < l.device.processors * WARP ? 2 : WARP / 2;
   t.chunk_blocks = (t.slot_count + t.candidates - 1) / t.candidates;
   bool shares = t.split > 1 || (t.slot_count > 0 && t.chunk_split > 1);
   return (size_t)(stage_bytes<E>(t, rowers * t.stage_places) + (shares ? BLOCK * (int64_t)sizeof(Op) : 0));
 }
 
 // Joins the long groups that a kernel has found itself.
-template <class E, int VE, class Op>
-void launch_join(Launcher &l, const Task &t)
+template <class E, int VE, class Op> void launch_join(Launcher &l, const Task &t)
 {
   int64_t blocks = (windows_for(t.entries * t.batch) + WARP - 1) / WARP;
   launch_next(l, join_groups<E, VE, Op>, grid_of(blocks, t.tiles), BLOCK, 0, t);
 }
 
 // The chunks of listed groups, and their join. Where nothing is long, as is usual, these find an empty list.
-template <class E, int VE, class Op, bool RUNS>
-void launch_listed(Launcher &l, const Task &t)
+template <class E, int VE, class Op, bool RUNS> void launch_listed(Launcher &l, const Task &t)
 {
   int rowers = BLOCK / t.lanes;
   int64_t blocks = (t.slot_count + rowers - 1) / rowers, most = (int64_t)l.device.processors * 8;
-  dim3 grid = grid_of(blocks < most ? blocks : most, t.tiles), half = grid_of(blocks < most / 2 ? blocks : most / 2, t.tiles);
+  dim3 grid = grid_of(blocks < most ? blocks : most, t.tiles),
+       half = grid_of(blocks < most / 2 ? blocks : most / 2, t.tiles);
   size_t shared = (size_t)stage_bytes<E>(t, rowers * t.stage_places);
   launch_next(l, walk_chunks<E, VE, Op, RUNS>, grid, BLOCK, shared, t);
-  if (t.entries * t.batch > FEW_CHUNKS * SHF_CHUNK || l.loading) launch_next(l, fold_slots<E, VE, Op>, half, BLOCK, 0, t);
+  if (t.entries * t.batch > FEW_CHUNKS * SHF_CHUNK || l.loading)
+    launch_next(l, fold_slots<E, VE, Op>, half, BLOCK, 0, t);
   launch_next(l, join_groups<E, VE, Op>, half, BLOCK, 0, t);
 }
 
-template <class E, int VE, class Op>
-void launch_walk(Launcher &l, const Task &t)
+template <class E, int VE, class Op> void launch_walk(Launcher &l, const Task &t)
 {
   int rowers = BLOCK / t.lanes;
   int64_t groups = t.groups * t.batch;
@@ -112,8 +111,7 @@ void launch_walk(Launcher &l, const Task &t)
 
 // Little to do: one kernel, which finds long groups itself and lets several rowers share a group. Else rowers walk
 // through the groups and list the long ones.
-template <class E, int VE, class Op>
-void launch_groups(Launcher &l, Task t)
+template <class E, int VE, class Op> void launch_groups(Launcher &l, Task t)
 {
   size_t shared = plan_launch<E, VE, Op>(l, t, 2);
   int64_t groups = t.groups * t.batch, entries = t.entries * t.batch, room = (int64_t)l.device.processors * 2048;
@@ -132,8 +130,7 @@ void launch_groups(Launcher &l, Task t)
   if (t.slot_count > 0 || l.loading) launch_listed<E, VE, Op, false>(l, t);
 }
 
-template <class E, int VE>
-void launch_runs(Launcher &l, Task t)
+template <class E, int VE> void launch_runs(Launcher &l, Task t)
 {
   typedef Sum<E, VE> Op;
   plan_launch<E, VE, Op>(l, t, t.columns ? 1 : 2);
@@ -148,8 +145,7 @@ void launch_runs(Launcher &l, Task t)
 }
 
 // Whether lanes may own WIDE columns: every row of every operand must be aligned for it.
-template <class E>
-bool is_wide(const Task &t)
+template <class E> bool is_wide(const Task &t)
 {
   enum { BYTES = E::WIDE * E::BITS / 8 };
   bool target = E::QUANTISED || t.target_is_acc || t.sink == SINK_COUNT || is_aligned(t.target, BYTES);
@@ -157,8 +153,7 @@ bool is_wide(const Task &t)
 }
 
 // Whether results may be stored a word at a time.
-template <class E>
-bool stores_wide(const Task &t, int ve)
+template <class E> bool stores_wide(const Task &t, int ve)
 {
   if (!E::QUANTISED) return true;
   int64_t bytes = ve * (t.out_dtype == SHEAF_F32 ? 4 : 2);
@@ -166,20 +161,19 @@ bool stores_wide(const Task &t, int ve)
 }
 
 // Runs `call` for the width that fits; while loading, for both.
-#define SHF_BY_WIDTH(E, l, wide, call)                     \
-  do {                                                     \
-    if ((l).loading || (wide)) {                           \
-      enum { VE = E::WIDE };                               \
-      call;                                                \
-    }                                                      \
-    if ((l).loading || !(wide)) {                          \
-      enum { VE = E::NARROW };                             \
-      call;                                                \
-    }                                                      \
+#define SHF_BY_WIDTH(E, l, wide, call) \
+  do {                                 \
+    if ((l).loading || (wide)) {       \
+      enum { VE = E::WIDE };           \
+      call;                            \
+    }                                  \
+    if ((l).loading || !(wide)) {      \
+      enum { VE = E::NARROW };         \
+      call;                            \
+    }                                  \
   } while (0)
 
-template <class E>
-struct Stamp {
+template <class E> struct Stamp {
   static int64_t slot_bytes(Reduction reduction, int64_t dim)
   {
     int64_t bytes = Sum<E, 1>::slot_bytes(dim);
@@ -189,8 +183,7 @@ struct Stamp {
     return shf_align64(bytes);
   }
 
-  template <int VE>
-  static void reduce_as(Launcher &l, Task t, Reduction reduction)
+  template <int VE> static void reduce_as(Launcher &l, Task t, Reduction reduction)
   {
     t.store_wide = stores_wide<E>(t, VE);
     if (reduction == REDUCE_EXTREME) {
@@ -215,8 +208,7 @@ struct Stamp {
     SHF_BY_WIDTH(E, l, !t.columns && is_wide<E>(t), (launch_runs<E, VE>(l, t)));
   }
 
-  template <int VE>
-  static void lookup_as(Launcher &l, Task t)
+  template <int VE> static void lookup_as(Launcher &l, Task t)
   {
     t.store_wide = stores_wide<E>(t, VE);
     t.lanes = lanes_for(t.dim, VE, 1);
@@ -226,8 +218,7 @@ struct Stamp {
   }
   static void lookup(Launcher &l, Task t) { SHF_BY_WIDTH(E, l, is_wide<E>(t), (lookup_as<VE>(l, t))); }
 
-  template <int VE>
-  static void segment_grad_as(Launcher &l, SegmentGradTask t)
+  template <int VE> static void segment_grad_as(Launcher &l, SegmentGradTask t)
   {
     t.lanes = lanes_for(t.dim, VE, 1);
     t.tiles = tiles_for(t.dim, VE, t.lanes);
@@ -249,8 +240,7 @@ struct Stamp {
     SHF_BY_WIDTH(E, l, wide, (segment_grad_as<VE>(l, t)));
   }
 
-  template <int VE>
-  static void weights_grad_as(Launcher &l, WeightsGradTask t)
+  template <int VE> static void weights_grad_as(Launcher &l, WeightsGradTask t)
   {
     int each = BLOCK / (16 / VE);
     int64_t all = t.task.entries * t.task.batch;
@@ -265,13 +255,12 @@ struct Stamp {
 };
 
 // The table of one element type, which its file defines.
-#define SHF_STAMP(E, name)                                                                                        \
-  const Kernels kernels_##name = {                                                                                \
-      sizeof(E::acc),        sizeof(E::cell),        Stamp<E>::slot_bytes,   Stamp<E>::reduce, Stamp<E>::runs,    \
-      nullptr,               Stamp<E>::segment_grad, Stamp<E>::weights_grad};
-#define SHF_STAMP_QUANTISED(E, name)                                                                              \
-  const Kernels kernels_##name = {sizeof(E::acc),   1,       Stamp<E>::slot_bytes, Stamp<E>::reduce, nullptr,     \
-                                  Stamp<E>::lookup, nullptr, nullptr};
+#define SHF_STAMP(E, name)                                                                                   \
+  const Kernels kernels_##name = {sizeof(E::acc), sizeof(E::cell), Stamp<E>::slot_bytes,   Stamp<E>::reduce, \
+                                  Stamp<E>::runs, nullptr,         Stamp<E>::segment_grad, Stamp<E>::weights_grad};
+#define SHF_STAMP_QUANTISED(E, name) \
+  const Kernels kernels_##name = {   \
+      sizeof(E::acc), 1, Stamp<E>::slot_bytes, Stamp<E>::reduce, nullptr, Stamp<E>::lookup, nullptr, nullptr};
 
 } // namespace shf
 #endif

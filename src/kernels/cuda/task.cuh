@@ -33,8 +33,8 @@ enum Sink {
 // Entries sorted by key, stable. `stamp` says what they were sorted for; a caller's grouping may be another's.
 struct Sorted {
   const void *keys, *payload;
-  int wide;        // both are 64-bit
-  uint64_t none;   // key of dropped entries, which come last
+  int wide;      // both are 64-bit
+  uint64_t none; // key of dropped entries, which come last
   const uint64_t *stamp;
   uint64_t expected;
 };
@@ -68,11 +68,11 @@ struct Task {
   int index_wide, weighted;
   int64_t rows, row_begin, total_rows, padding;
   int payload_is_bag;
-  int64_t bags;          // per problem
-  const void *bag_of;    // bag of each position, when neither payload nor bag_length gives it
-  const void *divisors;  // acc per bag of all problems; NULL: sums
+  int64_t bags;         // per problem
+  const void *bag_of;   // bag of each position, when neither payload nor bag_length gives it
+  const void *divisors; // acc per bag of all problems; NULL: sums
   int by_frequency;
-  int64_t columns;       // > 0: groups and payloads are cells of rows this wide, and dim is 1
+  int64_t columns; // > 0: groups and payloads are cells of rows this wide, and dim is 1
   // rows
   shf_matrix source, target, arg, counts;
   Sink sink;
@@ -84,13 +84,13 @@ struct Task {
   LongGroup *longs;               // NULL: not listed; kernels look for long groups themselves
   LongCount *long_count;
   // launch
-  int lanes;           // threads that share a row: a power of two up to 32
-  int64_t tiles;       // times lanes * VE columns make dim
-  int split;           // teams: so many rows at a time of one group
-  int chunk_split;     // the same for chunks
-  int stage_places;    // places of a group that are decoded at once
+  int lanes;        // threads that share a row: a power of two up to 32
+  int64_t tiles;    // times lanes * VE columns make dim
+  int split;        // teams: so many rows at a time of one group
+  int chunk_split;  // the same for chunks
+  int stage_places; // places of a group that are decoded at once
   int64_t chunk_blocks;
-  int candidates;      // slots that a block looks after
+  int candidates; // slots that a block looks after
 };
 
 // The usual task: one problem, plain indices or sorted entries that carry their bag. A kernel that is compiled for it
@@ -98,11 +98,11 @@ struct Task {
 __host__ __device__ __forceinline__ bool is_usual(const Task &t)
 {
   bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of;
-  return t.batch == 1 && plain && (t.decode == BY_INDEX || (t.decode == BY_GRADIENT && !t.sorted.wide && t.payload_is_bag));
+  return t.batch == 1 && plain &&
+         (t.decode == BY_INDEX || (t.decode == BY_GRADIENT && !t.sorted.wide && t.payload_is_bag));
 }
 
-template <bool USUAL, bool RUNS>
-__device__ __forceinline__ Task usual(const Task &given)
+template <bool USUAL, bool RUNS> __device__ __forceinline__ Task usual(const Task &given)
 {
   Task t = given;
   if (!RUNS) t.columns = 0, t.by_frequency = 0, t.divisors = nullptr, t.bag_of = nullptr;
@@ -319,15 +319,13 @@ __device__ __forceinline__ char *target_row(const Task &t, const shf_matrix &m, 
 
 // One decoded place: where its row lies (bytes from source.data; -1: a hole), what it is multiplied by, and what it
 // adds to the divisor of a weighted mean.
-template <class E>
-struct Place {
+template <class E> struct Place {
   int64_t offset;
   typename E::acc coefficient, counted_weight;
   int counted;
 };
 
-template <class E>
-__device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem, int64_t entry)
+template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem, int64_t entry)
 {
   Place<E> p;
   int64_t local = entry - problem * t.entries;
@@ -348,8 +346,7 @@ __device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem,
   return p;
 }
 
-template <class E>
-__device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
+template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
 {
   typedef typename E::acc acc;
   Place<E> p;

@@ -25,16 +25,14 @@ __host__ __device__ __forceinline__ int64_t slot_head_bytes(int64_t dim) { retur
 
 __device__ __forceinline__ SlotHead *slot_head(char *slot, const Spot &at) { return (SlotHead *)slot + at.tile; }
 
-template <class A, int VE>
-__device__ __forceinline__ void store_acc(char *row, const Spot &at, int64_t dim, const A *x)
+template <class A, int VE> __device__ __forceinline__ void store_acc(char *row, const Spot &at, int64_t dim, const A *x)
 {
 #pragma unroll
   for (int j = 0; j < VE; j++)
     if (at.column + j < dim) ((A *)row)[at.column + j] = x[j];
 }
 
-template <class A, int VE>
-__device__ __forceinline__ void load_acc(const char *row, const Spot &at, int64_t dim, A *x)
+template <class A, int VE> __device__ __forceinline__ void load_acc(const char *row, const Spot &at, int64_t dim, A *x)
 {
 #pragma unroll
   for (int j = 0; j < VE; j++) x[j] = at.column + j < dim ? ((const A *)row)[at.column + j] : A(0);
@@ -42,8 +40,7 @@ __device__ __forceinline__ void load_acc(const char *row, const Spot &at, int64_
 
 // ---- Sums ----
 
-template <class E, int VE>
-struct Sum {
+template <class E, int VE> struct Sum {
   typedef typename E::acc acc;
   typedef Sum Result;
   enum { TAKES_COEFFICIENTS = 1 };
@@ -77,7 +74,10 @@ struct Sum {
   }
   __device__ __forceinline__ Sum widened(const Task &, int64_t, int64_t) const { return *this; }
 
-  static __host__ __device__ int64_t slot_bytes(int64_t dim) { return slot_head_bytes(dim) + dim * (int64_t)sizeof(acc); }
+  static __host__ __device__ int64_t slot_bytes(int64_t dim)
+  {
+    return slot_head_bytes(dim) + dim * (int64_t)sizeof(acc);
+  }
   __device__ __forceinline__ void save(const Task &t, char *slot, const Spot &at) const
   {
     if (at.first) *slot_head(slot, at) = SlotHead{(double)w, counted};
@@ -131,8 +131,7 @@ struct Sum {
 
 // ---- Products, and for their gradient the number of zeros ----
 
-template <class E, int VE>
-struct Prod {
+template <class E, int VE> struct Prod {
   typedef typename E::acc acc;
   typedef Prod Result;
   enum { TAKES_COEFFICIENTS = 0 };
@@ -172,7 +171,10 @@ struct Prod {
   __device__ __forceinline__ void fold_counts(const Prod &) {}
   __device__ __forceinline__ Prod widened(const Task &, int64_t, int64_t) const { return *this; }
 
-  static __host__ __device__ int64_t slot_bytes(int64_t dim) { return slot_head_bytes(dim) + dim * (int64_t)sizeof(acc) + dim * 4; }
+  static __host__ __device__ int64_t slot_bytes(int64_t dim)
+  {
+    return slot_head_bytes(dim) + dim * (int64_t)sizeof(acc) + dim * 4;
+  }
   __device__ __forceinline__ void save(const Task &t, char *slot, const Spot &at) const
   {
     char *cells = slot + slot_head_bytes(t.dim);
@@ -210,14 +212,9 @@ struct Prod {
 
 // A minimum is kept as the maximum of values whose sign is flipped.
 
-template <class A>
-__device__ __forceinline__ bool same_value(A a, A b)
-{
-  return a == b || (a != a && b != b);
-}
+template <class A> __device__ __forceinline__ bool same_value(A a, A b) { return a == b || (a != a && b != b); }
 
-template <class E, int VE, bool TIES, class Position = int>
-struct Extreme {
+template <class E, int VE, bool TIES, class Position = int> struct Extreme {
   typedef typename E::acc acc;
   typedef typename E::best best;
   typedef Extreme<E, VE, TIES, int64_t> Result;
@@ -275,7 +272,10 @@ struct Extreme {
   }
 
   static __host__ __device__ int64_t values_bytes(int64_t dim) { return (dim * (int64_t)sizeof(best) + 7) / 8 * 8; }
-  static __host__ __device__ int64_t slot_bytes(int64_t dim) { return slot_head_bytes(dim) + values_bytes(dim) + dim * 8; }
+  static __host__ __device__ int64_t slot_bytes(int64_t dim)
+  {
+    return slot_head_bytes(dim) + values_bytes(dim) + dim * 8;
+  }
   __device__ __forceinline__ void save(const Task &t, char *slot, const Spot &at) const
   {
     char *cells = slot + slot_head_bytes(t.dim);
@@ -320,7 +320,7 @@ struct Extreme {
       else
         Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
     }
-    char *arg = TIES ? t.counts.data + problem * t.counts.batch_stride + group * t.counts.row_stride
+    char *arg = TIES         ? t.counts.data + problem * t.counts.batch_stride + group * t.counts.row_stride
                 : t.arg.data ? t.arg.data + problem * t.arg.batch_stride + group * t.arg.row_stride
                              : nullptr;
     if (!arg) return;

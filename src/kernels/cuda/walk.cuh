@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Ta
       int64_t problem = t.batch > 1 ? (first + k) / t.groups : 0, group = first + k - problem * t.groups;
       typename E::acc x[VE];
 #pragma unroll
-      for (int j = 0; j < VE; j++) x[j] = length[k] == 0 ? (typename E::acc)t.empty : total[k].v[j] + typename E::acc(0);
+      for (int j = 0; j < VE; j++)
+        x[j] = length[k] == 0 ? (typename E::acc)t.empty : total[k].v[j] + typename E::acc(0);
       char *to = t.target.data + problem * t.target.batch_stride + group * t.target.row_stride;
       Out<E, VE>::store(to, at.column, t.dim, x, t.out_dtype, t.store_wide);
     }
@@ -173,7 +174,42 @@ __global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Ta
 
 // ---- Runs of equal keys: the table's gradient ----
 
-enum { RUN_TILE = BLOCK, RUN_FEW = 4 };
+enum { RUN_TILE = BLOCK, RUN_FEW = 3 };
+
+// Adds a finished sum to what its row holds (nothing, where it is not added to: 0 + x is x).
+template <class E, int VE>
+__device__ __forceinline__ void add_run(const Task &t, const Sum<E, VE> &total, const Columns<E, VE> &held, char *to,
+                                        const Spot &at)
+{
+  typedef typename E::acc acc;
+  if (!at.active) return;
+  acc x[VE];
+  held.values(x);
+#pragma unroll
+  for (int j = 0; j < VE; j++) x[j] = x[j] + (total.v[j] + acc(0));
+  Out<E, VE>::store(to, at.column, t.dim, x, 0, true);
+}
+
+template <class E, int VE, bool COEFFICIENTS>
+__device__ __forceinline__ void walk_run(const Task &t, const Stage<E> &s, int begin, int length, char *to,
+                                         const Spot &at)
+{
+  typedef Sum<E, VE> Op;
+  if (length > SHF_CHUNK) return; // long: find_long_runs has listed it
+  Columns<E, VE> held;
+  held.fetch(to, at.column, t.dim, t.sink == SINK_ADD && at.active);
+  Op total;
+  total.start();
+  typename E::acc scale = t.by_frequency ? frequency_of<E>(length) : typename E::acc(1);
+  for (int first = 0; first < length; first += SHF_FAN_IN) {
+    Op term;
+    term.start();
+    take_rows<E, VE, Op, COEFFICIENTS ? 1 : 2>(t, term, s, begin + first, min((int)SHF_FAN_IN, length - first), first,
+                                               at, scale);
+    total.fold(t, term);
+  }
+  add_run<E, VE>(t, total, held, to, at);
+}
 
 // One block takes the runs that begin among its 256 sorted entries. All its threads decode entries, and those behind
 // the tile that belong to its last run, and find where each run goes; then each rower takes one run after the other.
@@ -188,7 +224,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8
   extern __shared__ __align__(16) char memory[];
   __shared__ int64_t goes_to[RUN_TILE]; // bytes from target.data, of each run
   __shared__ uint16_t heads[RUN_TILE + 1];
-  __shared__ int warp_heads[BLOCK / WARP];
+  __shared__ __align__(16) int warp_heads[BLOCK / WARP];
   if (!is_for(t.sorted)) return;
   Stage<E> s = stage_in<E>(memory, 2 * RUN_TILE + SHF_FAN_IN, 0);
   Team m = team_of(t.lanes, 1);
@@ -213,7 +249,6 @@ __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8
     if (valid) put_place(t, s, thread, place);
     if (follows) put_place(t, s, thread + RUN_TILE, next);
     if ((thread & (WARP - 1)) == 0) warp_heads[thread / WARP] = __popc(ballot);
-    __syncthreads();
     int inside = __syncthreads_count(valid), behind = __syncthreads_count(follows);
     int number = 0, count = 0;
     for (int i = 0; i < BLOCK / WARP; i++) {
@@ -223,48 +258,42 @@ __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8
     if (head) {
       number += __popc(ballot & ((1u << (thread & (WARP - 1))) - 1));
       heads[number] = (uint16_t)thread;
-      goes_to[number] = target_row(t, t.target, problem, (int64_t)key - problem * t.groups, sizeof(typename E::cell)) -
-                        t.target.data;
+      goes_to[number] =
+          target_row(t, t.target, problem, (int64_t)key - problem * t.groups, sizeof(typename E::cell)) - t.target.data;
     }
     if (thread == 0) heads[count] = (uint16_t)(inside + behind);
     __syncthreads();
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y) {
       Spot at = spot_of(t, m, columns, VE);
-      for (int h = m.number; h < count; h += rowers) {
-        int begin = heads[h], length = heads[h + 1] - begin;
-        if (length > SHF_CHUNK) continue; // long: find_long_runs has listed it
-        char *to = t.target.data + goes_to[h];
-        Columns<E, VE> held, row[RUN_FEW];
-        held.fetch(to, at.column, t.dim, t.sink == SINK_ADD && at.active);
-        Op total;
-        total.start();
-        acc scale = t.by_frequency ? frequency_of<E>(length) : acc(1);
-        if (length <= RUN_FEW) {
+      for (int h = m.number; h < count; h += 2 * rowers) {
+        int other = h + rowers < count ? h + rowers : h;
+        int length = heads[h + 1] - heads[h], other_length = heads[other + 1] - heads[other];
+        if (USUAL && length <= RUN_FEW && other_length <= RUN_FEW) { // as most are: two runs in flight
+          const int runs[2] = {h, other};
+          Columns<E, VE> held[2], row[2][RUN_FEW];
 #pragma unroll
-          for (int i = 0; i < RUN_FEW; i++)
-            row[i].fetch(t.source.data + (i < length ? s.offset[begin + i] : 0), at.column, t.dim,
-                         i < length && at.active);
+          for (int k = 0; k < 2; k++) {
+            int begin = heads[runs[k]], its = k ? other_length : length;
+            held[k].fetch(t.target.data + goes_to[runs[k]], at.column, t.dim, t.sink == SINK_ADD && at.active);
 #pragma unroll
-          for (int i = 0; i < RUN_FEW; i++) {
-            acc coefficient = COEFFICIENTS && i < length ? s.coefficient[begin + i] : acc(1);
-            if (t.by_frequency) coefficient = coefficient * scale;
-            total.take(t, row[i], true, coefficient, 0);
+            for (int i = 0; i < RUN_FEW; i++)
+              row[k][i].fetch(t.source.data + (i < its ? s.offset[begin + i] : 0), at.column, t.dim,
+                              i < its && at.active);
           }
-        } else {
-          for (int first = 0; first < length; first += SHF_FAN_IN) {
-            Op term;
-            term.start();
-            take_rows<E, VE, Op, COEFFICIENTS ? 1 : 2>(t, term, s, begin + first, min((int)SHF_FAN_IN, length - first),
-                                                       first, at, scale);
-            total.fold(t, term);
+#pragma unroll
+          for (int k = 0; k < 2; k++) {
+            Op total;
+            total.start();
+#pragma unroll
+            for (int i = 0; i < RUN_FEW; i++) total.take(t, row[k][i], true, 1, 0);
+            if (k == 0 || other != h) add_run<E, VE>(t, total, held[k], t.target.data + goes_to[runs[k]], at);
           }
+          continue;
         }
-        if (!at.active) continue;
-        acc x[VE];
-        held.values(x); // zeros unless it is added to: 0 + x is x
-#pragma unroll
-        for (int j = 0; j < VE; j++) x[j] = x[j] + (total.v[j] + acc(0));
-        Out<E, VE>::store(to, at.column, t.dim, x, 0, true);
+#pragma unroll 1
+        for (int run = h; run <= other; run += rowers)
+          walk_run<E, VE, COEFFICIENTS>(t, s, heads[run], heads[run + 1] - heads[run], t.target.data + goes_to[run],
+                                        at);
       }
     }
   }
