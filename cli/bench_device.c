@@ -37,13 +37,13 @@ typedef struct bench_setup {
 
 static int complain(const char *what)
 {
-  cli_complain("bench", "%s: %s", what, sheaf_last_error());
+  cli_complain("bench", "%s%s%s", what, *what ? ": " : "", sheaf_last_error());
   return 0;
 }
 
-#define TRY(call)                                   \
-  do {                                              \
-    if ((call) != SHEAF_OK) return complain(#call); \
+#define TRY(call)                                \
+  do {                                           \
+    if ((call) != SHEAF_OK) return complain(""); \
   } while (0)
 
 /* ---- Time ---------------------------------------------------------------------------------------------------- */
@@ -351,6 +351,8 @@ int bench_on_device(const char *device, const char *const *words, bool quick, bo
   DLDevice where;
   int code = cli_device("bench", device, &where);
   if (code != CLI_GO_ON) return code;
+  int devices;
+  if (!list && sheaf_device_count(kDLCUDA, &devices) != SHEAF_OK) return complain(""), CLI_FAILED;
   bench_gpu g;
   int failed = 0, ran = 0;
   if (!list && !open_device(&g, where.device_id)) return CLI_FAILED;

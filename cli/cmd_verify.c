@@ -140,6 +140,11 @@ int cmd_verify(int argc, char **argv)
   if (code != CLI_GO_ON) return code;
   DLDevice device;
   if ((code = cli_device("verify", device_name, &device)) != CLI_GO_ON) return code;
+  int devices;
+  if (device.device_type && sheaf_device_count(device.device_type, &devices) != SHEAF_OK) {
+    cli_complain("verify", "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
   if (!folder) return cli_misused("verify", "no folder of cases is given");
   /* Reference cases are too small to be worth a second thread. The library reads this at its first use and then splits
    * every run, so that splitting itself is tested. */
