@@ -7,6 +7,8 @@
 #ifndef SHF_CUDA_TASK_CUH
 #define SHF_CUDA_TASK_CUH
 
+#include <type_traits>
+
 #include "element.cuh"
 
 namespace shf {
@@ -102,11 +104,13 @@ __host__ __device__ __forceinline__ bool is_usual(const Task &t)
          (t.decode == BY_INDEX || (t.decode == BY_GRADIENT && !t.sorted.wide && t.payload_is_bag));
 }
 
-template <bool USUAL, bool RUNS> __device__ __forceinline__ Task usual(const Task &given)
+template <bool USUAL, bool RUNS>
+__device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<USUAL, Task, const Task &>
 {
-  Task t = given;
-  if (!RUNS) t.columns = 0, t.by_frequency = 0, t.divisors = nullptr, t.bag_of = nullptr;
-  if (USUAL) {
+  if constexpr (!USUAL) {
+    return given;
+  } else {
+    Task t = given;
     t.batch = 1;
     t.entry_stride = t.entries;
     t.weighted = t.by_frequency = 0;
@@ -114,8 +118,8 @@ template <bool USUAL, bool RUNS> __device__ __forceinline__ Task usual(const Tas
     t.columns = 0;
     t.decode = RUNS ? BY_GRADIENT : BY_INDEX;
     if (RUNS) t.sorted.wide = 0, t.payload_is_bag = 1;
+    return t;
   }
-  return t;
 }
 
 __device__ __forceinline__ int64_t load_index(const char *data, int64_t position, int wide)

@@ -58,7 +58,7 @@ __device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span
 template <class E, int VE, class Op, bool COEFFICIENTS, bool USUAL>
 __global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_groups(const __grid_constant__ Task given)
 {
-  const Task t = usual<USUAL, false>(given);
+  const Task &t = usual<USUAL, false>(given);
   extern __shared__ __align__(16) char memory[];
   Team m = team_of(t.lanes, 1);
   int rowers = BLOCK / t.lanes;
@@ -109,7 +109,7 @@ enum { SHORT = 4 }; // groups that a rower has in flight
 template <class E, int VE, bool USUAL>
 __global__ void __launch_bounds__(BLOCK, 4) sum_short(const __grid_constant__ Task given)
 {
-  const Task t = usual<USUAL, false>(given);
+  const Task &t = usual<USUAL, false>(given);
   typedef Sum<E, VE> Op;
   extern __shared__ __align__(16) char memory[];
   Team m = team_of(t.lanes, 1);
@@ -218,7 +218,7 @@ template <class E, int VE, bool COEFFICIENTS, bool USUAL>
 __global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || VE == 8 ? 3 : 4)
     walk_runs(const __grid_constant__ Task given)
 {
-  const Task t = usual<USUAL, true>(given);
+  const Task &t = usual<USUAL, true>(given);
   typedef Sum<E, VE> Op;
   typedef typename E::acc acc;
   extern __shared__ __align__(16) char memory[];
