@@ -320,8 +320,9 @@ static int measure(bench_gpu *g, const device_case *c, bench_setup *s)
     snprintf(target, sizeof target, "%.2f copy", c->target_fraction);
     snprintf(met, sizeof met, "%.2f", speed / g->copy / c->target_fraction);
   }
-  printf("%-62s %9.1f %8.1f %7.2f %7.1f  %-10s %5s\n", name, seconds * 1e6, speed * 1e-9, speed / g->copy, host * 1e6,
-         target, met);
+  printf("%-62s %9.1f %8.1f %7.2f %7.1f", name, seconds * 1e6, speed * 1e-9, speed / g->copy, host * 1e6);
+  if (target[0]) printf("  %-10s %5s", target, met);
+  putchar('\n');
   fflush(stdout);
   return 1;
 }
