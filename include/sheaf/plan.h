@@ -81,7 +81,8 @@ typedef enum sheaf_bad_index { SHEAF_BAD_INDEX_SKIP = 0, SHEAF_BAD_INDEX_ERROR =
 /* What a run found about bad indices: set by every run that is given one and gets as far as looking at them (its
  * operands, offsets and order of ids are right). Positions count over all problems of a batch. On a CUDA device it is
  * memory of the device, filled when the run gets there; nothing is refused for its values (bad indices are skipped
- * under either policy), and a count of -1 says that the offsets, or the order of sorted ids, are wrong at first_position. */
+ * under either policy), and a count of -1 says that the offsets, or the order of sorted ids, are wrong at
+ * first_position. */
 typedef struct sheaf_index_report {
   int64_t count;          /* bad entries */
   int64_t first_position; /* the first one, -1 when there is none */

@@ -28,7 +28,7 @@ sheaf_status sheaf_device_count(DLDeviceType type, int *count)
   return api->count(count);
 }
 
-/* Defines sheaf_<function>, which hands its arguments to the plug-in's <entry>. Results are pointers that must be there. */
+/* The bodies of the functions below: results are pointers that must be there; the rest is the plug-in's <entry>. */
 #define SHF_RESULT(name) SHF_REQUIRE(name, INVALID_PROBLEM, "%s: %s is NULL", __func__, #name)
 #define SHF_FORWARD(device, entry, ...)               \
   const shf_device_api *api;                          \

@@ -2,8 +2,8 @@
  *
  * The core checks descriptions and operands and then hands over a whole run, since everything after that depends on
  * the device: a plug-in sizes its own workspaces and groupings and enqueues its kernels on the caller's stream. It
- * allocates nothing in a run, waits for nothing, and looks at no operand on the host. Values that a CPU run would refuse
- * (offsets, order of ids) and bad indices are found on the device and end up in the report.
+ * allocates nothing in a run, waits for nothing, and looks at no operand on the host. Values that a CPU run would
+ * refuse (offsets, order of ids) and bad indices are found on the device and end up in the report.
  *
  * Functions that return a status have recorded the sentence (shf_plugin_host). */
 #ifndef SHF_CORE_DEVICE_API_H

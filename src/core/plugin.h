@@ -24,8 +24,9 @@ typedef struct shf_plugin_head {
 #define SHF_PLUGIN_SYMBOL "sheaf_plugin"
 typedef const shf_plugin_head *shf_plugin_entry(const shf_plugin_host *host);
 
-/* The table of plug-in `name`, opened on first use and kept; NULL when there is none that fits, and then *why (optional)
- * is a sentence that lives as long as the process and names the files that were tried. May be called by any thread. */
+/* The table of plug-in `name`, opened on first use and kept; NULL when there is none that fits, and then *why
+ * (optional) is a sentence that lives as long as the process and names the files that were tried. Any thread may call
+ * this. */
 const shf_plugin_head *shf_core_plugin(const char *name, unsigned abi, const char **why);
 
 #endif

@@ -1,4 +1,4 @@
-/* on_device.c: plans for devices other than the CPU: a row, sizes and the hand-over of a run, all through the plug-in. */
+/* on_device.c: plans for devices other than the CPU: a row, sizes and the hand-over of a run, through the plug-in. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

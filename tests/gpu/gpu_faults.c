@@ -1,4 +1,4 @@
-/* gpu_faults.c: bad input on the device: nothing faults, the report says what was wrong, and the device goes on working.
+/* gpu_faults.c: bad input on the device: nothing faults, the report says what was wrong, the device goes on working.
  * And what must be refused before anything is launched. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -198,7 +198,7 @@ static void run_segments(sheaf_segment_kind kind, const int64_t *ids, int64_t co
   static float values[MOST * DIM];
   bags b;
   memset(&b, 0, sizeof b);
-  const bool backward = problem_is_backward(SHEAF_CATEGORY_SEGMENT, kind);
+  const bool backward = problem_is_backward(SHEAF_CATEGORY_SEGMENT, (int)kind);
   sheaf_segment_desc desc = SHEAF_SEGMENT_DESC_INIT;
   desc.device = gpu;
   desc.kind = kind;

@@ -1,5 +1,5 @@
-/* gpu_large.c: large problems on the device: the CPU's bits for millions of entries, skewed and not; and tables, entries
- * and rows past 2^31. Takes 40 GB of device and 20 GB of host memory. */
+/* gpu_large.c: large problems on the device: the CPU's bits for many entries, skewed and not; and tables, entries and
+ * rows past 2^31. Takes 40 GB of device and 20 GB of host memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

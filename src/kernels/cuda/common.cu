@@ -8,8 +8,8 @@ namespace shf {
 
 enum { ROWS_IN_FLIGHT = 4 };
 
-// One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an address
-// is one instruction.
+// One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an
+// address is one instruction.
 template <class W, class Index, bool NARROW>
 __global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
 {

@@ -22,8 +22,8 @@ sheaf_status device_of(int device, Device *found);
 
 // ---- Launches ----
 
-// What a run enqueues goes through one of these. With `loading` nothing is launched: kernels are loaded, so that a first
-// launch can be captured in a graph. The first error is kept.
+// What a run enqueues goes through one of these. With `loading` nothing is launched: kernels are loaded, so that a
+// first launch can be captured in a graph. The first error is kept.
 struct Launcher {
   cudaStream_t stream;
   Device device;
@@ -47,7 +47,7 @@ inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, 
   l.error = cudaGetLastError();
 }
 
-// The same for a kernel that may begin before the one in front of it ends, since it waits for that one's results itself.
+// The same for a kernel that may begin before the one in front of it ends: it waits for that one's results itself.
 template <class Params>
 inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
                         const Params &params)

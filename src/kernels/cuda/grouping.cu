@@ -1,5 +1,6 @@
 // grouping.cu: entries grouped by row: keys and payloads are written in order of position, then sorted by CUB, which is
 // stable, over only the bits that keys have. Padding, bad entries and rows held elsewhere get the largest key.
+#include <atomic>
 #include <cub/device/device_radix_sort.cuh>
 
 #include "cuda_impl.h"
@@ -218,7 +219,7 @@ static cudaError_t load_sort(int wide, int bits)
 
 void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
 {
-  static bool sort_loaded[2][64]; // by width and device; a race loads twice
+  static std::atomic<bool> sort_loaded[2][64]; // by width and device; a race loads twice
   GroupingLayout at;
   if (l.error == cudaSuccess) l.error = grouping_layout(spec, &at);
   if (l.error != cudaSuccess) return;

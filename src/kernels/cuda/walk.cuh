@@ -1,4 +1,4 @@
-// walk.cuh: the reductions where there is enough to do to fill the device: one rower for each group of up to 256 places.
+// walk.cuh: reductions where there is enough to do to fill the device: one rower for each group of up to 256 places.
 // Longer groups are listed on the way; then one rower takes each of their chunks, and the chunks are joined.
 #ifndef SHF_CUDA_WALK_CUH
 #define SHF_CUDA_WALK_CUH
