@@ -2,6 +2,7 @@
 #ifndef SHEAF_CLI_IMPL_H
 #define SHEAF_CLI_IMPL_H
 
+#include <sheaf/tensor.h>
 #include <stddef.h>
 
 /* Exit codes of every subcommand. */
@@ -55,6 +56,9 @@ void cli_complain(const char *command, const char *format, ...) __attribute__((f
 
 /* The same followed by where help is to be had; returns CLI_USAGE. */
 int cli_misused(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* "cpu", "cuda" or "cuda:N" as a device (type 0 for the CPU): CLI_GO_ON, or the exit code after a complaint. */
+int cli_device(const char *command, const char *name, DLDevice *device);
 
 /* The subcommands: argv[0] is the subcommand's name. */
 int cmd_info(int argc, char **argv);

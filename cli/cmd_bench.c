@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "bench_data.h"
+#include "bench_device.h"
 #include "bench_tools.h"
 #include "cli_impl.h"
 
@@ -29,6 +30,7 @@ static const char help[] =
   "  --grid         every width, length, spread, dtype and mode of bags (2100 cases)\n"
   "  --json         one object {machine, ceilings, results} instead of a table\n"
   "  --list         name the cases and run none\n"
+  "  --device NAME  cuda or cuda:N: cases of its own on that device, beside its copy bandwidth; words are filters\n"
   "  --help         this text\n\n"
   "Needs up to 11 GB of memory; cases that want more than there is are passed over.\n" CLI_EXIT_CODES_HELP;
 
@@ -36,7 +38,7 @@ enum { MAX_WORDS = 16, MAX_CEILINGS = 64, CEILING_TABLE = 512000000 };
 
 typedef struct bench_options {
   const char *words[MAX_WORDS + 1];
-  const char *isa;
+  const char *isa, *device;
   int threads, quick, grid, json, list;
   double seconds;
 } bench_options;
@@ -216,10 +218,12 @@ int cmd_bench(int argc, char **argv)
   const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads}, {"--isa", CLI_TEXT, &options.isa},
                               {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},
                               {"--grid", CLI_FLAG, &options.grid},          {"--json", CLI_FLAG, &options.json},
-                              {"--list", CLI_FLAG, &options.list}};
+                              {"--list", CLI_FLAG, &options.list},          {"--device", CLI_TEXT, &options.device}};
   const cli_syntax syntax = {"bench", help, known, sizeof known / sizeof *known, options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
+  if (options.device && strcmp(options.device, "cpu") != 0)
+    return bench_on_device(options.device, options.words, options.quick, options.list);
   if (options.words[0] && strcmp(options.words[0], "dispatch") == 0)
     return bench_dispatch(options.quick ? 0.2 : options.seconds, options.json);
   if (options.words[0] && !is_suite(options.words[0]))

@@ -132,10 +132,27 @@ static void collect(facts *known)
   for (int i = 0; i < PLUGINS; i++) look_for(&known->plugins[i], names[i], &known->folders);
 }
 
+/* What the CUDA plug-in sees. */
+static void print_cuda_devices(void)
+{
+  int count = 0;
+  if (sheaf_device_count(kDLCUDA, &count) != SHEAF_OK) {
+    printf("cuda devices: none; %s\n", sheaf_last_error());
+    return;
+  }
+  for (int i = 0; i < count; i++) {
+    sheaf_device_info info;
+    if (sheaf_device_describe((DLDevice){kDLCUDA, i}, &info) == SHEAF_OK)
+      printf("cuda device %d: %s, %d.%d, %d processors, %.0f GB, cache %.0f MB\n", i, info.name, info.major,
+             info.minor, info.processors, (double)info.memory_bytes * 1e-9, (double)info.cache_bytes * 1e-6);
+  }
+}
+
 static void print_plugin(const plugin *found)
 {
   if (found->path[0]) {
-    printf("%s: found at %s; this version does not open plug-ins yet\n", found->name, found->path);
+    printf("%s: found at %s\n", found->name, found->path);
+    if (strcmp(found->name, "cuda") == 0) print_cuda_devices();
     return;
   }
   printf("%s: not found, looked for", found->name);

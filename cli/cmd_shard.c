@@ -77,7 +77,7 @@ const char *shard_print_placements(const sheaf_placement *placements, int dims, 
   return text;
 }
 
-int shard_read_profile(const char *path, sheaf_profile *profile)
+int shard_read_profile(const char *path, sheaf_mesh_profile *profile)
 {
   json_error_t error;
   json_t *root = json_load_file(path, 0, &error);

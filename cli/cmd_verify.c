@@ -12,12 +12,13 @@
 #include "verify.h"
 
 static const char help[] =
-  "Usage: sheaf verify DIR [--isa NAME] [--threads N] [--verbose]\n\n"
+  "Usage: sheaf verify DIR [--isa NAME] [--threads N] [--device NAME] [--verbose]\n\n"
   "Replays every *.safetensors reference case in DIR, forward and backward, and compares each result with the\n"
   "answer in the file. Prints each case that fails with its first differing element, and last how many passed and\n"
   "failed.\n\n"
   "  --isa NAME     scalar, avx2 or avx512; default: the best one here\n"
   "  --threads N    the most threads a run may use; above 1, small cases are split among them too\n"
+  "  --device NAME  cpu (default), cuda or cuda:N\n"
   "  --verbose      name the cases that pass as well\n"
   "  --help         this text\n" CLI_EXIT_CODES_HELP;
 
@@ -87,7 +88,7 @@ static int list_cases(const char *folder, name_list *list)
 
 /* ---- The cases ----------------------------------------------------------------------------------------------- */
 
-static bool replay_case(const char *folder, const char *name, int threads, int verbose)
+static bool replay_case(const char *folder, const char *name, int threads, DLDevice device, int verbose)
 {
   verify_case c = {0};
   size_t room = strlen(folder) + strlen(name) + 2;
@@ -95,7 +96,7 @@ static bool replay_case(const char *folder, const char *name, int threads, int v
   bool agrees = false;
   if (path) {
     snprintf(path, room, "%s/%s", folder, name);
-    agrees = verify_file(&c, path, threads);
+    agrees = verify_file(&c, path, threads, device);
   } else {
     verify_fail(&c, "out of memory");
   }
@@ -105,13 +106,13 @@ static bool replay_case(const char *folder, const char *name, int threads, int v
   return agrees;
 }
 
-static int replay_folder(const char *folder, int threads, int verbose)
+static int replay_folder(const char *folder, int threads, DLDevice device, int verbose)
 {
   name_list list = {0};
   int code = list_cases(folder, &list);
   size_t failed = 0;
   for (size_t i = 0; code == CLI_OK && i < list.count; i++)
-    failed += !replay_case(folder, list.names[i], threads, verbose);
+    failed += !replay_case(folder, list.names[i], threads, device, verbose);
   if (code == CLI_OK) printf("%zu passed, %zu failed\n", list.count - failed, failed);
   free_names(&list);
   return code == CLI_OK && failed ? CLI_FAILED : code;
@@ -129,13 +130,21 @@ static int set_isa(const char *name)
 
 int cmd_verify(int argc, char **argv)
 {
-  const char *folder = NULL, *isa = NULL;
+  const char *folder = NULL, *isa = NULL, *device_name = "cpu";
   int threads = 0, verbose = 0;
   const cli_option options[] = {
-    {"--isa", CLI_TEXT, &isa}, {"--threads", CLI_THREADS, &threads}, {"--verbose", CLI_FLAG, &verbose}};
+    {"--isa", CLI_TEXT, &isa}, {"--threads", CLI_THREADS, &threads}, {"--verbose", CLI_FLAG, &verbose},
+    {"--device", CLI_TEXT, &device_name}};
   const cli_syntax syntax = {"verify", help, options, sizeof options / sizeof *options, &folder, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
+  DLDevice device;
+  if ((code = cli_device("verify", device_name, &device)) != CLI_GO_ON) return code;
+  int devices;
+  if (device.device_type && sheaf_device_count(device.device_type, &devices) != SHEAF_OK) {
+    cli_complain("verify", "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
   if (!folder) return cli_misused("verify", "no folder of cases is given");
   /* Reference cases are too small to be worth a second thread. The library reads this at its first use and then splits
    * every run, so that splitting itself is tested. */
@@ -144,5 +153,5 @@ int cmd_verify(int argc, char **argv)
     return CLI_FAILED;
   }
   if (isa && (code = set_isa(isa)) != CLI_GO_ON) return code;
-  return replay_folder(folder, threads, verbose);
+  return replay_folder(folder, threads, device, verbose);
 }

@@ -33,6 +33,20 @@ int cli_misused(const char *command, const char *format, ...)
   return CLI_USAGE;
 }
 
+int cli_device(const char *command, const char *name, DLDevice *device)
+{
+  *device = (DLDevice){0};
+  if (strcmp(name, "cpu") == 0) return CLI_GO_ON;
+  device->device_type = kDLCUDA;
+  if (strcmp(name, "cuda") == 0) return CLI_GO_ON;
+  char *end = NULL;
+  long number = strncmp(name, "cuda:", 5) == 0 ? strtol(name + 5, &end, 10) : -1;
+  if (number < 0 || number > 1000 || end == name + 5 || *end)
+    return cli_misused(command, "--device takes cpu, cuda or cuda:N, not '%s'", name);
+  device->device_id = (int)number;
+  return CLI_GO_ON;
+}
+
 static const cli_option *find_option(const cli_syntax *syntax, const char *text, size_t length)
 {
   for (int i = 0; i < syntax->option_count; i++) {

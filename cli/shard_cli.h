@@ -20,6 +20,6 @@ enum { SHARD_TEXT = 96 };
 const char *shard_print_placements(const sheaf_placement *placements, int dims, char text[SHARD_TEXT]);
 
 /* Reads what `sheaf shard profile` wrote; 0 when it cannot, having said why. */
-int shard_read_profile(const char *path, sheaf_profile *profile);
+int shard_read_profile(const char *path, sheaf_mesh_profile *profile);
 
 #endif

@@ -210,7 +210,7 @@ static int print_list(const request *r, const sheaf_strategy_list *list, int dim
   return code;
 }
 
-static int plan_request(const request *r, sheaf_mesh *mesh, const sheaf_profile *profile)
+static int plan_request(const request *r, sheaf_mesh *mesh, const sheaf_mesh_profile *profile)
 {
   sheaf_shard_problem p = SHEAF_SHARD_PROBLEM_INIT;
   p.mesh = mesh;
@@ -250,7 +250,7 @@ int shard_plan(int argc, char **argv)
   sheaf_mesh *mesh = NULL;
   if (dims == 0 || sheaf_mesh_create(sizes, dims, NULL, &mesh) != SHEAF_OK)
     return cli_misused(command, "--mesh takes 1 to %d sizes such as 2x4, not '%s'", SHEAF_MESH_MAX_DIMS, r.mesh);
-  sheaf_profile profile = SHEAF_PROFILE_INIT;
+  sheaf_mesh_profile profile = SHEAF_MESH_PROFILE_INIT;
   if (r.profile && !shard_read_profile(r.profile, &profile))
     code = CLI_FAILED;
   else if (r.memory && shard_read_extents(r.memory, &limit, 1) != 1)

@@ -84,7 +84,7 @@ static double copy_speed(size_t bytes)
   return 2 * (double)bytes / times[REPEATS / 2] / 1e3;
 }
 
-static int save(const char *path, const sheaf_profile *p, int64_t ranks)
+static int save(const char *path, const sheaf_mesh_profile *p, int64_t ranks)
 {
   json_t *root = json_pack("{s:I, s:f, s:f, s:f}", "ranks", (json_int_t)ranks, "latency_us", p->latency_us,
                            "bandwidth_gbs", p->bandwidth_gbs, "memory_gbs", p->memory_gbs);
@@ -98,7 +98,7 @@ static int measure(sheaf_comm *comm, int64_t bytes, const char *path)
 {
   int64_t ranks = sheaf_comm_size(comm);
   sheaf_mesh *mesh;
-  sheaf_profile p = SHEAF_PROFILE_INIT;
+  sheaf_mesh_profile p = SHEAF_MESH_PROFILE_INIT;
   if (sheaf_mesh_create(&ranks, 1, comm, &mesh) != SHEAF_OK) {
     cli_complain(command, "%s", sheaf_last_error());
     return CLI_FAILED;

@@ -11,7 +11,8 @@
 #include <stdbool.h>
 
 typedef struct verify_case {
-  int threads; /* of every run; 0: the library's choice */
+  int threads;     /* of every run; 0: the library's choice */
+  DLDevice device; /* where runs are made; type 0 is the CPU */
   sheaf_safetensors *file;
   void *blocks;      /* memory that lives as long as the case, each block pointing to the one before */
   char kernel[64];   /* the kernel that ran last; "" before any */
@@ -30,7 +31,7 @@ typedef struct verify_tensor {
 } verify_tensor;
 
 /* Replays the file at `path`: true when every answer agrees. The caller reads failure and kernel. */
-bool verify_file(verify_case *c, const char *path, int threads);
+bool verify_file(verify_case *c, const char *path, int threads, DLDevice device);
 
 /* ---- verify_case.c: memory, tensors, attributes -------------------------------------------------------------- */
 
@@ -91,6 +92,13 @@ double verify_ulp(sheaf_dtype dtype, double value);
 /* ---- verify_run.c: running plans ----------------------------------------------------------------------------- */
 
 bool verify_run_embedding(verify_case *c, const sheaf_embedding_desc *desc, const sheaf_embedding_args *args);
+
+/* The same two on a device: operands (`count` of them, an output where `written` says so) are copied there, the plan is
+ * run by `run` with those copies, and what it wrote is copied back. */
+typedef sheaf_status verify_device_run(const sheaf_plan *plan, void *workspace, void *stream, const sheaf_operand *there,
+                                       const void *args);
+bool verify_on_device(verify_case *c, const sheaf_plan *plan, const sheaf_operand *operands, int count,
+                      verify_device_run *run, const void *args);
 bool verify_run_segment(verify_case *c, const sheaf_segment_desc *desc, const sheaf_segment_args *args);
 
 /* Runs a backward kind into `table_grad`, overwriting, and again adding to zeros: the bits must be the same. */

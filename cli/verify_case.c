@@ -276,9 +276,9 @@ static bool replay(verify_case *c)
   return verify_fail(c, "unknown op '%s'", op);
 }
 
-bool verify_file(verify_case *c, const char *path, int threads)
+bool verify_file(verify_case *c, const char *path, int threads, DLDevice device)
 {
-  *c = (verify_case){.threads = threads};
+  *c = (verify_case){.threads = threads, .device = device};
   if (sheaf_safetensors_open(path, &c->file) != SHEAF_OK) return verify_fail(c, "%s", sheaf_last_error());
   bool agrees = replay(c);
   free_blocks(c);

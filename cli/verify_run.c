@@ -17,13 +17,42 @@ static bool failed_call(verify_case *c, const char *call, sheaf_status status)
   return verify_fail(c, "%s answers %s: %s", call, sheaf_status_name(status), sheaf_last_error());
 }
 
+#define SHEAF_X(name) +1
+enum { EMBEDDING_OPERANDS = 0 SHEAF_EMBEDDING_OPERAND_LIST(SHEAF_X) };
+enum { SEGMENT_OPERANDS = 0 SHEAF_SEGMENT_OPERAND_LIST(SHEAF_X) };
+#undef SHEAF_X
+
+static sheaf_status run_embedding_there(const sheaf_plan *plan, void *workspace, void *stream,
+                                        const sheaf_operand *there, const void *args)
+{
+  sheaf_embedding_args own = *(const sheaf_embedding_args *)args;
+  memcpy(&own.table, there, EMBEDDING_OPERANDS * sizeof *there);
+  return sheaf_embedding_run(plan, workspace, sheaf_plan_workspace_size(plan), stream, &own);
+}
+
+static sheaf_status run_segment_there(const sheaf_plan *plan, void *workspace, void *stream, const sheaf_operand *there,
+                                      const void *args)
+{
+  sheaf_segment_args own = *(const sheaf_segment_args *)args;
+  memcpy(&own.data, there, SEGMENT_OPERANDS * sizeof *there);
+  return sheaf_segment_run(plan, workspace, sheaf_plan_workspace_size(plan), stream, &own);
+}
+
 bool verify_run_embedding(verify_case *c, const sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
 {
   sheaf_preference preference = SHEAF_PREFERENCE_INIT;
   preference.threads = c->threads;
   sheaf_plan *plan = NULL;
-  sheaf_status status = sheaf_embedding_select(desc, &preference, &plan);
+  sheaf_embedding_desc where = *desc;
+  where.device = c->device;
+  sheaf_status status = sheaf_embedding_select(&where, &preference, &plan);
   if (status != SHEAF_OK) return failed_call(c, "select", status);
+  if (c->device.device_type) {
+    prepare(c, plan);
+    bool fine = verify_on_device(c, plan, &args->table, EMBEDDING_OPERANDS, run_embedding_there, args);
+    sheaf_plan_free(plan);
+    return fine;
+  }
   void *workspace = prepare(c, plan);
   if (workspace) status = sheaf_embedding_run(plan, workspace, sheaf_plan_workspace_size(plan), NULL, args);
   sheaf_plan_free(plan);
@@ -35,8 +64,16 @@ bool verify_run_segment(verify_case *c, const sheaf_segment_desc *desc, const sh
   sheaf_preference preference = SHEAF_PREFERENCE_INIT;
   preference.threads = c->threads;
   sheaf_plan *plan = NULL;
-  sheaf_status status = sheaf_segment_select(desc, &preference, &plan);
+  sheaf_segment_desc where = *desc;
+  where.device = c->device;
+  sheaf_status status = sheaf_segment_select(&where, &preference, &plan);
   if (status != SHEAF_OK) return failed_call(c, "select", status);
+  if (c->device.device_type) {
+    prepare(c, plan);
+    bool fine = verify_on_device(c, plan, &args->data, SEGMENT_OPERANDS, run_segment_there, args);
+    sheaf_plan_free(plan);
+    return fine;
+  }
   void *workspace = prepare(c, plan);
   if (workspace) status = sheaf_segment_run(plan, workspace, sheaf_plan_workspace_size(plan), NULL, args);
   sheaf_plan_free(plan);

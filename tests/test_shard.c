@@ -273,7 +273,7 @@ static void test_a_table_with_fewer_rows_than_ranks_still_runs_row_wise(void **s
 
 /* ---- Choice --------------------------------------------------------------------------------------------------------- */
 
-static const sheaf_strategy *choose(const sheaf_shard_problem *p, const sheaf_profile *profile,
+static const sheaf_strategy *choose(const sheaf_shard_problem *p, const sheaf_mesh_profile *profile,
                                     sheaf_strategy_list **list)
 {
   int64_t position;
@@ -342,7 +342,7 @@ static void test_the_memory_limit_is_kept(void **state)
   int64_t ranks = 8, position;
   sheaf_mesh *mesh = mesh_of(1, &ranks);
   sheaf_shard_problem p = lookup_on(mesh, SHEAF_LOOKUP);
-  sheaf_profile profile = SHEAF_PROFILE_INIT;
+  sheaf_mesh_profile profile = SHEAF_MESH_PROFILE_INIT;
   sheaf_strategy_list *list;
   p.rows = 1000000;
   p.in[0][0] = sheaf_shard(0);

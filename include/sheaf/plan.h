@@ -79,7 +79,10 @@ SHEAF_API const char *sheaf_kind_name(sheaf_category category, uint16_t kind);
 typedef enum sheaf_bad_index { SHEAF_BAD_INDEX_SKIP = 0, SHEAF_BAD_INDEX_ERROR = 1 } sheaf_bad_index;
 
 /* What a run found about bad indices: set by every run that is given one and gets as far as looking at them (its
- * operands, offsets and order of ids are right). Positions count over all problems of a batch. */
+ * operands, offsets and order of ids are right). Positions count over all problems of a batch. On a CUDA device it is
+ * memory of the device, filled when the run gets there; nothing is refused for its values (bad indices are skipped
+ * under either policy), and a count of -1 says that the offsets, or the order of sorted ids, are wrong at
+ * first_position. */
 typedef struct sheaf_index_report {
   int64_t count;          /* bad entries */
   int64_t first_position; /* the first one, -1 when there is none */
@@ -256,7 +259,7 @@ typedef struct sheaf_preference {
   size_t struct_size;
   size_t max_workspace;  /* bytes; 0: no limit */
   int threads;           /* the most threads a run may use; 0: sheaf_threads() at the time of select */
-  sheaf_backend backend; /* CPU kernels are BESPOKE */
+  sheaf_backend backend; /* CPU kernels are BESPOKE; CUDA kernels that sort are CUB, the others BESPOKE */
   int deterministic;     /* 1: refuse a kernel that is not (every one here is) */
   const char *kernel;    /* the name of one kernel, such as "bag_sum.f32.i64/cpu.avx2"; NULL: the best one */
 } sheaf_preference;
@@ -288,7 +291,9 @@ SHEAF_API sheaf_status sheaf_embedding_can_implement(const sheaf_plan *plan, con
 SHEAF_API sheaf_status sheaf_segment_can_implement(const sheaf_plan *plan, const sheaf_segment_args *args);
 
 /* Runs the plan. Checks as can_implement does, then the workspace, then the values of offsets, sorted ids and (under
- * SHEAF_BAD_INDEX_ERROR) indices; only then writes. `stream` is the device's stream, NULL on the CPU. */
+ * SHEAF_BAD_INDEX_ERROR) indices; only then writes. `stream` is the device's stream, NULL on the CPU. On a CUDA device
+ * everything but the values is checked, then the work is enqueued: nothing is allocated or waited for, and the call can
+ * be captured in a graph. */
 SHEAF_API sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes,
                                            void *stream, const sheaf_embedding_args *args);
 SHEAF_API sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,

@@ -126,14 +126,14 @@ SHEAF_API sheaf_status sheaf_local_shape(const sheaf_mesh *mesh, const sheaf_pla
 /* ---- Costs --------------------------------------------------------------------------------------------------- */
 
 /* What moving costs. Zero fields take the defaults, which are assumptions; `sheaf shard profile` measures a mesh. */
-typedef struct sheaf_profile {
+typedef struct sheaf_mesh_profile {
   size_t struct_size;
   double latency_us;       /* a message between two ranks; default 2.7 */
   double bandwidth_gbs;    /* what a rank can send, 1e9 bytes a second; default 20.7 */
   double memory_gbs;       /* what a rank's memory gives to local work; default 20 */
   double memory_limit;     /* bytes a rank may use; 0: no limit */
-} sheaf_profile;
-#define SHEAF_PROFILE_INIT SHEAF_INIT(sheaf_profile)
+} sheaf_mesh_profile;
+#define SHEAF_MESH_PROFILE_INIT SHEAF_INIT(sheaf_mesh_profile)
 
 /* The cost of changing placements as PyTorch's DTensor reckons it, in microseconds; infinite when it has no way. It is
  * one step per mesh dimension, over a fixed path, with fixed constants: for comparing with its decisions. */
@@ -148,7 +148,7 @@ typedef struct sheaf_move_cost {
 } sheaf_move_cost;
 SHEAF_API sheaf_status sheaf_redistribute_cost(const sheaf_mesh *mesh, int rank_of_tensor, const int64_t *shape,
                                                int64_t element_bytes, const sheaf_placement *from,
-                                               const sheaf_placement *to, const sheaf_profile *profile,
+                                               const sheaf_placement *to, const sheaf_mesh_profile *profile,
                                                sheaf_move_cost *cost);
 
 /* ---- Strategies ---------------------------------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ typedef struct sheaf_strategy_list sheaf_strategy_list;
  * already lies so) or mix kinds of Partial. For LOOKUP and LOOKUP_BACKWARD, with `compatible` set, exactly DTensor's
  * list in its order; otherwise Sheaf's additions follow each dimension's own. `profile` may be NULL. */
 SHEAF_API sheaf_status sheaf_strategies(const sheaf_shard_problem *problem, int compatible,
-                                        const sheaf_profile *profile, sheaf_strategy_list **list);
+                                        const sheaf_mesh_profile *profile, sheaf_strategy_list **list);
 SHEAF_API int64_t sheaf_strategy_count(const sheaf_strategy_list *list);
 SHEAF_API const sheaf_strategy *sheaf_strategy_at(const sheaf_strategy_list *list, int64_t position);
 SHEAF_API void sheaf_strategy_list_free(sheaf_strategy_list *list);
@@ -209,7 +209,7 @@ SHEAF_API void sheaf_strategy_list_free(sheaf_strategy_list *list);
  * there is such a one (a table is cut because it is large, and what moves is moved in every call); then the least time,
  * then the least memory, then the first. `reason` (optional, `room` bytes) says why in words. UNSUPPORTED when none
  * fits. */
-SHEAF_API sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_profile *profile,
+SHEAF_API sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_mesh_profile *profile,
                                              int64_t *position, char *reason, size_t room);
 
 /* ---- Distributed tensors ------------------------------------------------------------------------------------- */
@@ -251,7 +251,7 @@ typedef struct sheaf_shard_call {
   size_t struct_size;
   const sheaf_strategy *strategy; /* the one to use, of sheaf_strategies; NULL: chosen */
   const sheaf_placement *out;     /* where the output shall lie, one per mesh dimension; NULL: as the strategy gives it */
-  const sheaf_profile *profile;   /* for choosing */
+  const sheaf_mesh_profile *profile;   /* for choosing */
   sheaf_strategy *chosen;         /* optional: what was used */
 } sheaf_shard_call;
 #define SHEAF_SHARD_CALL_INIT SHEAF_INIT(sheaf_shard_call)

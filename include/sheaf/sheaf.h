@@ -6,6 +6,7 @@
  *   plan.h    describe a problem, select a kernel, run it
  *   ops.h     ops on tensors, with gradients, autocast, vmap, profiles and traces
  *   dispatch.h  how those compose, and how to add ops and layers
+ *   device.h  CUDA devices: memory, streams and timing, for programs that have no toolkit of their own
  *   io.h      tables in safetensors and npy files
  *   shard.h   tables spread over ranks
  */
@@ -13,6 +14,7 @@
 #define SHEAF_SHEAF_H
 
 #include "base.h"
+#include "device.h"
 #include "dispatch.h"
 #include "io.h"
 #include "ops.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "core/memory.h"
-#include "core/plugin.h"
 
 static sheaf_status find_engine(const char *name, const shf_engine **engine)
 {
@@ -13,10 +12,10 @@ static sheaf_status find_engine(const char *name, const shf_engine **engine)
     return SHEAF_OK;
   }
   SHF_REQUIRE(strcmp(name, "mpi") == 0, UNSUPPORTED, "'%.40s' is no engine; there are self and mpi", name);
-  const shf_plugin *plugin;
-  SHF_TRY(shf_core_plugin_open(name, &plugin));
-  *engine = plugin->offer("comm");
-  SHF_REQUIRE(*engine, UNAVAILABLE, "the plug-in '%s' has no communicator", name);
+  const char *why;
+  const shf_comm_plugin *plugin = (const void *)shf_core_plugin(name, SHF_COMM_ABI, &why);
+  SHF_REQUIRE(plugin, UNAVAILABLE, "the plug-in '%s' is not there: %s", name, why);
+  *engine = plugin->engine;
   return SHEAF_OK;
 }
 

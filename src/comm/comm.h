@@ -9,6 +9,7 @@
 
 #include <sheaf/shard.h>
 
+#include "core/plugin.h"
 #include "core/status.h"
 
 /* Bytes for or from one other rank. At most one message for a peer in each list, none for the rank itself, none empty;
@@ -35,6 +36,13 @@ typedef struct shf_engine {
 } shf_engine;
 
 extern const shf_engine shf_engine_self;
+
+/* What a plug-in with an engine gives (core/plugin.h). */
+enum { SHF_COMM_ABI = 1 };
+typedef struct shf_comm_plugin {
+  shf_plugin_head head;
+  const shf_engine *engine;
+} shf_comm_plugin;
 
 struct sheaf_comm {
   const shf_engine *engine;

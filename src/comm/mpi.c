@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "core/plugin.h"
 
 enum { TAG = 77 };
 static const int64_t piece_bytes = (int64_t)1 << 30; /* MPI counts in int */
@@ -151,7 +150,11 @@ static const shf_engine engine = {.name = "mpi",
                                   .exchange = mpi_exchange,
                                   .measure = mpi_measure};
 
-static const void *offer(const char *name) { return strcmp(name, "comm") == 0 ? &engine : NULL; }
+static const shf_comm_plugin plugin = {{SHF_COMM_ABI, SHEAF_VERSION_STRING}, &engine};
 
-SHEAF_API extern const shf_plugin sheaf_plugin;
-const shf_plugin sheaf_plugin = {.version = SHEAF_VERSION_STRING, .offer = offer};
+SHEAF_API shf_plugin_entry sheaf_plugin;
+const shf_plugin_head *sheaf_plugin(const shf_plugin_host *host)
+{
+  (void)host;
+  return &plugin.head;
+}

@@ -1,100 +1,106 @@
 /* core/plugin.c: finds and opens plug-ins. */
-#define _GNU_SOURCE /* dladdr, secure_getenv */
+#define _GNU_SOURCE
 #include "core/plugin.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_PLUGINS = 8, MAX_PATH = 512 };
+#include "core/status.h"
 
-static struct {
-  char name[32];
-  const shf_plugin *plugin;
-} opened[MAX_PLUGINS];
-static int opened_count;
+enum { MOST_PLUGINS = 4 };
+
+/* One that was asked for: opened, or the reason why not. */
+typedef struct plugin {
+  char name[16];
+  const shf_plugin_head *head;
+  char why[512];
+} plugin;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static plugin plugins[MOST_PLUGINS];
+static int plugin_count;
 
-/* Where the search stands: what was looked for, and why a file that is there could not be used. */
-typedef struct search {
-  const char *name;
-  char tried[600];
-  char reason[600];
-  const shf_plugin *found;
-} search;
+static sheaf_status fail(sheaf_status status, const char *sentence) { return shf_core_fail(status, "%s", sentence); }
 
-static void note_tried(search *s, const char *path)
+static const shf_plugin_host host = {sizeof host, fail};
+
+static void explain(plugin *p, const char *text, const char *detail)
 {
-  size_t at = strlen(s->tried);
-  snprintf(s->tried + at, sizeof s->tried - at, "%s%s", at ? ", " : "", path);
+  size_t used = strlen(p->why);
+  snprintf(p->why + used, sizeof p->why - used, "%s%s%s", used ? "; " : "", text, detail);
 }
 
-/* Tries one folder (of `length` characters). */
-static void try_folder(search *s, const char *folder, size_t length)
+/* Opens one file. A file that is there but does not fit is an answer too: it is said, and the search goes on. */
+static int open_file(plugin *p, const char *path, unsigned abi)
 {
-  char path[MAX_PATH];
-  int written = snprintf(path, sizeof path, "%.*s/libsheaf_%s.so", (int)length, folder, s->name);
-  if (s->found || length == 0 || written < 0 || (size_t)written >= sizeof path) return;
-  note_tried(s, path);
-  if (access(path, F_OK) != 0) return;
-  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  const shf_plugin *plugin = handle ? dlsym(handle, "sheaf_plugin") : NULL;
-  if (!plugin) {
-    const char *why = dlerror();
-    snprintf(s->reason, sizeof s->reason, "%s", why ? why : "it is no plug-in of Sheaf");
-  } else if (strcmp(plugin->version, SHEAF_VERSION_STRING) != 0) {
-    snprintf(s->reason, sizeof s->reason, "%s is of version %.20s, the library of " SHEAF_VERSION_STRING, path,
-             plugin->version);
-  } else {
-    s->found = plugin;
-    return;
+  if (access(path, F_OK) != 0) {
+    explain(p, "there is no ", path);
+    return 0;
   }
-  if (handle) dlclose(handle);
-}
-
-/* Beside the library (a program that links it statically: beside the program), then where the environment says. */
-static void search_folders(search *s)
-{
-  Dl_info here;
-  if (dladdr((const void *)opened, &here) && here.dli_fname) {
-    const char *slash = strrchr(here.dli_fname, '/');
-    if (slash) try_folder(s, here.dli_fname, (size_t)(slash - here.dli_fname));
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    const char *error = dlerror();
+    explain(p, "", error ? error : path);
+    return 0;
   }
-  const char *path = secure_getenv("SHEAF_PLUGIN_PATH");
-  while (path && *path) {
-    size_t length = strcspn(path, ":");
-    try_folder(s, path, length);
-    path += length + (path[length] == ':');
+  void *symbol = dlsym(library, SHF_PLUGIN_SYMBOL);
+  shf_plugin_entry *entry;
+  memcpy(&entry, &symbol, sizeof entry);
+  const shf_plugin_head *head = symbol ? entry(&host) : NULL;
+  if (head && head->abi == abi && strcmp(head->version, SHEAF_VERSION_STRING) == 0) {
+    p->head = head;
+    return 1;
+  }
+  explain(p, path, head ? " is of another version than the library" : " is no plug-in of Sheaf's");
+  dlclose(library);
+  return 0;
+}
+
+static int open_in(plugin *p, const char *folder, size_t length, unsigned abi)
+{
+  char path[PATH_MAX];
+  int needed = snprintf(path, sizeof path, "%.*s/libsheaf_%s.so", (int)length, folder, p->name);
+  return length > 0 && length < PATH_MAX && needed < (int)sizeof path && open_file(p, path, abi);
+}
+
+/* The folder of the library that is loaded, or of the program when it is linked in. */
+static int open_beside(plugin *p, unsigned abi)
+{
+  Dl_info info;
+  char path[PATH_MAX];
+  if (!dladdr(&host, &info) || !info.dli_fname || !realpath(info.dli_fname, path)) return 0;
+  const char *slash = strrchr(path, '/');
+  return slash && open_in(p, path, slash == path ? 1 : (size_t)(slash - path), abi);
+}
+
+static void open_plugin(plugin *p, unsigned abi)
+{
+  if (open_beside(p, abi)) return;
+  const char *rest = secure_getenv("SHEAF_PLUGIN_PATH");
+  while (rest && *rest) {
+    size_t length = strcspn(rest, ":");
+    if (open_in(p, rest, length, abi)) return;
+    rest += length + (rest[length] == ':');
   }
 }
 
-static const shf_plugin *find_opened(const char *name)
+const shf_plugin_head *shf_core_plugin(const char *name, unsigned abi, const char **why)
 {
-  for (int i = 0; i < opened_count; i++)
-    if (strcmp(opened[i].name, name) == 0) return opened[i].plugin;
-  return NULL;
-}
-
-sheaf_status shf_core_plugin_open(const char *name, const shf_plugin **plugin)
-{
-  search s = {.name = name};
   pthread_mutex_lock(&lock);
-  s.found = find_opened(name);
-  if (!s.found) {
-    search_folders(&s);
-    if (s.found && opened_count < MAX_PLUGINS && strlen(name) < sizeof opened->name) {
-      memcpy(opened[opened_count].name, name, strlen(name) + 1);
-      opened[opened_count++].plugin = s.found;
-    }
+  plugin *p = NULL;
+  for (int i = 0; i < plugin_count; i++)
+    if (strcmp(plugins[i].name, name) == 0) p = &plugins[i];
+  if (!p && plugin_count < MOST_PLUGINS) {
+    p = &plugins[plugin_count++];
+    snprintf(p->name, sizeof p->name, "%s", name);
+    open_plugin(p, abi);
   }
   pthread_mutex_unlock(&lock);
-  *plugin = s.found;
-  SHF_REQUIRE(s.found || !s.reason[0], UNAVAILABLE, "the plug-in '%s' cannot be used: %s", name, s.reason);
-  SHF_REQUIRE(s.found, UNAVAILABLE,
-              "the plug-in '%s' is not there; looked for %s (SHEAF_PLUGIN_PATH names more folders)", name,
-              s.tried[0] ? s.tried : "nothing");
-  return SHEAF_OK;
+  if (why) *why = p ? p->why : "too many kinds of plug-ins";
+  return p ? p->head : NULL;
 }

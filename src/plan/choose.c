@@ -32,15 +32,6 @@ sheaf_status shf_plan_copy_struct(void *known, size_t known_bytes, const void *g
 
 int shf_plan_multiply(int64_t *product, int64_t factor) { return !__builtin_mul_overflow(*product, factor, product); }
 
-sheaf_status shf_plan_check_device(DLDevice device)
-{
-  int type = (int)device.device_type;
-  if (type == 0 || type == kDLCPU || type == kDLCUDAHost) return SHEAF_OK;
-  SHF_REQUIRE(type != kDLCUDA && type != kDLCUDAManaged, UNAVAILABLE,
-              "CUDA device %d needs the plug-in libsheaf_cuda.so, which is not loaded", device.device_id);
-  return shf_core_fail(SHEAF_UNSUPPORTED, "device type %d: Sheaf runs on CPUs (1) and CUDA devices (2)", type);
-}
-
 sheaf_status shf_plan_preference(const sheaf_preference *given, sheaf_preference *known, int *threads)
 {
   sheaf_preference none = SHEAF_PREFERENCE_INIT;

@@ -35,6 +35,10 @@ static sheaf_status bind(run *r)
   int table = r->bound.given[SHF_EMBEDDING_table_grad], weights = r->bound.given[SHF_EMBEDDING_weights_grad];
   SHF_REQUIRE(plan->spec[SHF_EMBEDDING_table_grad].need != SHF_OPTIONAL || table || weights, INVALID_PROBLEM,
               "neither table_grad nor weights_grad is given: there is nothing to compute");
+  if (plan->api)
+    return table ? shf_plan_device_given(plan, &r->bound, r->args->grouping, r->args->grouping_bytes,
+                                         r->desc->grouping_given)
+                 : SHEAF_OK;
   if (!table || !shf_plan_embedding_grouping(plan, &r->grouping)) return SHEAF_OK;
   SHF_TRY(shf_plan_given_grouping(&r->grouping, r->args->grouping, r->args->grouping_bytes, r->desc->grouping_given,
                                   &r->grouped));
@@ -268,7 +272,6 @@ static void run_backward(run *r)
 sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
                                  const sheaf_embedding_args *args)
 {
-  (void)stream;
   SHF_TRY(check_args(plan, args));
   run r; /* bind sets the rest */
   r.plan = plan;
@@ -279,6 +282,7 @@ sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t
   SHF_TRY(
       shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
+  if (plan->api) return shf_plan_device_run(plan, &r.bound, args->grouping, workspace, args->report, stream);
   if (r.grouped.entries)
     SHF_TRY(shf_plan_check_pieces(workspace, plan->layout.total, args->grouping,
                                   shf_plan_grouping_read_bytes(&r.grouping)));
@@ -298,7 +302,7 @@ sheaf_status sheaf_embedding_run(const sheaf_plan *plan, void *workspace, size_t
 size_t sheaf_grouping_size(const sheaf_plan *plan)
 {
   shf_grouping_spec spec;
-  if (!plan) return 0;
+  if (!plan || plan->api) return plan ? (size_t)plan->grouping_bytes : 0;
   int grouped = plan->category == SHEAF_CATEGORY_EMBEDDING ? shf_plan_embedding_grouping(plan, &spec)
                                                            : shf_plan_segment_grouping(plan, &spec);
   return grouped ? (size_t)shf_plan_grouping_bytes(&spec) : 0;
@@ -307,7 +311,6 @@ size_t sheaf_grouping_size(const sheaf_plan *plan)
 sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *grouping, size_t grouping_bytes, void *stream,
                                             const sheaf_embedding_args *args)
 {
-  (void)stream;
   SHF_TRY(check_args(plan, args));
   shf_grouping_spec spec;
   SHF_REQUIRE(shf_plan_embedding_grouping(plan, &spec), INVALID_PROBLEM, "%s needs no grouping",
@@ -321,6 +324,7 @@ sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *groupi
     if (plan->spec[wanted[i]].need != SHF_REQUIRED) continue;
     SHF_TRY(shf_plan_bind_input(plan, wanted[i], &operands_of(args)[wanted[i]], &r.bound));
   }
+  if (plan->api) return shf_plan_device_group(plan, &r.bound, grouping, grouping_bytes, args->report, stream);
   SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&spec),
                                 SHEAF_BUFFER_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "grouping", grouping, shf_plan_grouping_bytes(&spec)));

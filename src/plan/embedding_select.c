@@ -257,7 +257,8 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   made.category = SHEAF_CATEGORY_EMBEDDING;
   SHF_TRY(shf_plan_copy_struct(d, sizeof *d, desc, "desc"));
   SHF_TRY(check_types(d));
-  SHF_TRY(shf_plan_check_device(d->device));
+  SHF_TRY(shf_plan_check_device(d->device, &made.api));
+  made.device = d->device;
   SHF_TRY(shf_plan_preference(preference, &wishes, &made.threads));
   SHF_TRY(check_flags(d));
   made.has_batch = d->batch > 0;
@@ -268,8 +269,12 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   made.acc_bytes = shf_core_dtype_size(shf_core_dtype_acc(d->dtype));
   made.row_bytes = sheaf_dtype_row_bytes(d->dtype, d->dim);
   made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD);
-  SHF_TRY(lay_out(&made));
-  SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+  if (made.api) {
+    SHF_TRY(shf_plan_device_select(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+  } else {
+    SHF_TRY(lay_out(&made));
+    SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+  }
   describe_operands(&made);
   shf_plan_finish_specs(&made);
   shf_plan_embedding_job(&made);

@@ -32,6 +32,7 @@ void shf_plan_finish_spec(shf_operand_spec *spec)
 void shf_plan_finish_specs(sheaf_plan *plan)
 {
   for (int i = 0; i < plan->operands; i++) {
+    if (plan->api) plan->spec[i].device = plan->device;
     shf_plan_finish_spec(&plan->spec[i]);
     if (plan->spec[i].need != SHF_NOT_TAKEN) plan->taken[plan->taken_count++] = i;
   }
@@ -71,11 +72,23 @@ static sheaf_status wrong_shape(const sheaf_plan *plan, const shf_operand_spec *
     return shf_core_fail_info(&info, __VA_ARGS__);                                                    \
   } while (0)
 
+/* Pinned host memory can be reached from everywhere. */
+static int lies_right(const shf_operand_spec *spec, DLDevice device)
+{
+  int type = (int)device.device_type, cpu = spec->device.device_type == 0;
+  if (type == kDLCUDAHost) return 1;
+  if (cpu) return type == kDLCPU;
+  return (type == kDLCUDA || type == kDLCUDAManaged) && device.device_id == spec->device.device_id;
+}
+
 /* Device, dtype, and that the shape can be walked at all. */
 static sheaf_status check_kind(const shf_operand_spec *spec, const DLTensor *t)
 {
   int device = (int)t->device.device_type;
-  if (device != kDLCPU && device != kDLCUDAHost)
+  if (!lies_right(spec, t->device) && spec->device.device_type != 0)
+    FAIL_OPERAND("%s lies on device %d of type %d; this plan runs on CUDA device %d (type %d)", spec->name,
+                 t->device.device_id, device, spec->device.device_id, (int)kDLCUDA);
+  if (!lies_right(spec, t->device))
     FAIL_OPERAND("%s lies on device type %d; this plan runs on the CPU (%d)", spec->name, device, (int)kDLCPU);
   DLDataType want = spec->type;
   if (t->dtype.code != want.code || t->dtype.bits != want.bits || t->dtype.lanes != want.lanes)
@@ -351,12 +364,12 @@ static sheaf_status check_presence(const sheaf_plan *plan, const sheaf_operand *
   return SHEAF_OK;
 }
 
-/* A plain contiguous vector or matrix on the CPU, long enough and aligned. */
+/* A plain contiguous vector or matrix where it must lie, long enough and aligned. */
 static inline int is_usual(const shf_operand_spec *spec, const sheaf_operand *operand)
 {
   const DLTensor *t = operand->tensor;
   int rank = 1 + (spec->columns >= 0);
-  if (t->device.device_type != kDLCPU || memcmp(&t->dtype, &spec->type, sizeof spec->type) != 0 || t->ndim != rank ||
+  if (!lies_right(spec, t->device) || memcmp(&t->dtype, &spec->type, sizeof spec->type) != 0 || t->ndim != rank ||
       !t->shape || t->shape[0] != spec->rows || spec->matrix || spec->compact_bytes == 0 || !t->data ||
       (operand->bytes && operand->bytes < (uint64_t)spec->compact_bytes) ||
       (((uintptr_t)t->data + t->byte_offset) & (uintptr_t)(spec->element_bytes - 1)) != 0)

@@ -5,6 +5,7 @@
 #include <sheaf/plan.h>
 
 #include "core/cpu.h"
+#include "core/device_api.h"
 #include "core/dtype.h"
 #include "core/kernel.h"
 #include "core/status.h"
@@ -42,6 +43,7 @@ typedef struct shf_operand_spec {
   int free_shape;        /* any leading shape with `rows` elements in all */
   int matrix;            /* indices given as [matrix_rows, rows / matrix_rows] */
   int64_t matrix_rows;
+  DLDevice device; /* where it must lie; type 0 is the CPU */
   /* derived, by shf_plan_finish_spec */
   DLDataType type;
   int64_t element_bytes;
@@ -61,6 +63,9 @@ struct sheaf_plan {
   sheaf_embedding_desc embedding; /* normalised: defaults filled in */
   sheaf_segment_desc segment;
   const shf_kernel_row *row;
+  const shf_device_api *api; /* NULL: the CPU. Otherwise it has the run, and these say where and with what: */
+  DLDevice device;
+  int64_t grouping_bytes, grouping_read_bytes;
   int threads;
   int64_t batch; /* problems; 1 when the description has no batch */
   int has_batch; /* operands have a leading dimension */
@@ -123,8 +128,18 @@ sheaf_status shf_plan_publish(const sheaf_plan *made, sheaf_plan **plan);
 /* Overflow-checked extents: *product *= factor; 0 when it does not fit 63 bits. */
 int shf_plan_multiply(int64_t *product, int64_t factor);
 
-/* Checks that the device is a CPU. */
-sheaf_status shf_plan_check_device(DLDevice device);
+/* ---- on_device.c: plans that run elsewhere than on the CPU ---- */
+
+/* Checks that the device is there; *api is NULL for the CPU. */
+sheaf_status shf_plan_check_device(DLDevice device, const shf_device_api **api);
+
+/* The rows of the plug-in that is there (0 when none is), and whether a device here is of this kind. */
+const shf_kernel_row *shf_plan_device_rows(int *count);
+int shf_plan_device_runs(sheaf_arch arch);
+
+/* In place of layout and choice: sets sizes and row, and loads the kernels. */
+sheaf_status shf_plan_device_select(sheaf_plan *plan, uint16_t kind, sheaf_dtype element, sheaf_dtype index,
+                                    const sheaf_preference *preference);
 
 /* ---- operands.c: can_implement ---- */
 
@@ -165,6 +180,15 @@ sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound
 /* The same for the workspace and the caller's grouping. */
 sheaf_status shf_plan_check_pieces(const void *workspace, int64_t workspace_bytes, const void *grouping,
                                    int64_t grouping_bytes);
+
+/* On a device (on_device.c): the caller's grouping, as far as it can be checked without waiting for the device; and the
+ * run and the grouping themselves, once operands and workspace are checked. */
+sheaf_status shf_plan_device_given(const sheaf_plan *plan, const shf_bound *bound, const void *grouping, size_t bytes,
+                                   int promised);
+sheaf_status shf_plan_device_run(const sheaf_plan *plan, const shf_bound *bound, const void *grouping, void *workspace,
+                                 sheaf_index_report *report, void *stream);
+sheaf_status shf_plan_device_group(const sheaf_plan *plan, const shf_bound *bound, void *grouping, size_t bytes,
+                                   sheaf_index_report *report, void *stream);
 
 /* ---- scan.c: checks of values ---- */
 

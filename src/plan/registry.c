@@ -73,6 +73,28 @@ static void describe_math(const shf_kernel_row *row, int *math, int *sums)
   }
 }
 
+/* On CUDA devices, what groups entries sorts them with CUB. */
+static int sorts_by_cub(const shf_kernel_row *row)
+{
+  if (row->arch < SHEAF_ARCH_SM80) return 0;
+  if (row->category == SHEAF_CATEGORY_EMBEDDING)
+    return row->kind == SHEAF_LOOKUP_BACKWARD || row->kind == SHEAF_BAG_SUM_BACKWARD ||
+           row->kind == SHEAF_BAG_MEAN_BACKWARD || row->kind == SHEAF_BAG_MAX_BACKWARD;
+  switch ((sheaf_segment_kind)row->kind) {
+  case SHEAF_UNSORTED_SEGMENT_SUM:
+  case SHEAF_UNSORTED_SEGMENT_MEAN:
+  case SHEAF_UNSORTED_SEGMENT_MAX:
+  case SHEAF_UNSORTED_SEGMENT_MIN:
+  case SHEAF_UNSORTED_SEGMENT_PROD:
+  case SHEAF_UNSORTED_SEGMENT_MAX_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_MIN_BACKWARD:
+  case SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD:
+    return 1;
+  default:
+    return 0;
+  }
+}
+
 sheaf_sku shf_plan_sku_of(const shf_kernel_row *row)
 {
   sheaf_sku sku = {.category = row->category,
@@ -80,7 +102,7 @@ sheaf_sku shf_plan_sku_of(const shf_kernel_row *row)
                    .element = row->element,
                    .index_element = row->index,
                    .arch = row->arch,
-                   .backend = SHEAF_BACKEND_BESPOKE};
+                   .backend = sorts_by_cub(row) ? SHEAF_BACKEND_CUB : SHEAF_BACKEND_BESPOKE};
   int math, sums;
   describe_math(row, &math, &sums);
   sheaf_dtype acc = shf_core_dtype_acc(row->element);
@@ -110,11 +132,18 @@ int shf_plan_runs_on(sheaf_arch arch, sheaf_isa isa)
   return 0;
 }
 
-int64_t sheaf_kernel_count(void)
+static int64_t cpu_rows(void)
 {
   int64_t count = 0;
   for (int i = 0; i < TABLES; i++) count += tables[i].count;
   return count;
+}
+
+int64_t sheaf_kernel_count(void)
+{
+  int on_device;
+  shf_plan_device_rows(&on_device);
+  return cpu_rows() + on_device;
 }
 
 sheaf_status sheaf_kernel_at(int64_t position, sheaf_sku *sku, int *available)
@@ -122,7 +151,12 @@ sheaf_status sheaf_kernel_at(int64_t position, sheaf_sku *sku, int *available)
   SHF_REQUIRE(sku, INVALID_PROBLEM, "sheaf_kernel_at: sku is NULL");
   SHF_REQUIRE(position >= 0 && position < sheaf_kernel_count(), INVALID_PROBLEM, "kernel %lld of %lld does not exist",
               (long long)position, (long long)sheaf_kernel_count());
-  int table = 0;
+  int table = 0, on_device;
+  if (position >= cpu_rows()) {
+    *sku = shf_plan_sku_of(&shf_plan_device_rows(&on_device)[position - cpu_rows()]);
+    if (available) *available = shf_plan_device_runs(sku->arch);
+    return SHEAF_OK;
+  }
   for (; position >= tables[table].count; table++) position -= tables[table].count;
   *sku = shf_plan_sku_of(&tables[table].rows[position]);
   if (available) *available = shf_plan_runs_on(sku->arch, sheaf_isa_best());

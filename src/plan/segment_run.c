@@ -40,6 +40,9 @@ static run open_run(const sheaf_plan *plan, const sheaf_segment_args *args, void
 static sheaf_status bind(run *r)
 {
   SHF_TRY(shf_plan_bind(r->plan, operands_of(r->args), &r->bound));
+  if (r->plan->api)
+    return shf_plan_device_given(r->plan, &r->bound, r->args->grouping, r->args->grouping_bytes,
+                                 r->desc->grouping_given);
   if (!shf_plan_segment_grouping(r->plan, &r->grouping)) return SHEAF_OK;
   SHF_TRY(shf_plan_given_grouping(&r->grouping, r->args->grouping, r->args->grouping_bytes, r->desc->grouping_given,
                                   &r->grouped));
@@ -259,13 +262,13 @@ static void run_backward(const run *r, const shf_grouped *grouped)
 sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
                                const sheaf_segment_args *args)
 {
-  (void)stream;
   SHF_TRY(check_args(plan, args));
   run r = open_run(plan, args, workspace);
   SHF_TRY(bind(&r));
   SHF_TRY(
       shf_plan_check_memory("workspace", workspace, workspace_bytes, plan->layout.total, SHEAF_WORKSPACE_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "workspace", workspace, plan->layout.total));
+  if (plan->api) return shf_plan_device_run(plan, &r.bound, args->grouping, workspace, args->report, stream);
   if (r.grouped.entries)
     SHF_TRY(shf_plan_check_pieces(workspace, plan->layout.total, args->grouping,
                                   shf_plan_grouping_read_bytes(&r.grouping)));
@@ -287,12 +290,12 @@ sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t w
 sheaf_status sheaf_segment_grouping_build(const sheaf_plan *plan, void *grouping, size_t grouping_bytes, void *stream,
                                           const sheaf_segment_args *args)
 {
-  (void)stream;
   SHF_TRY(check_args(plan, args));
   run r = open_run(plan, args, NULL);
   SHF_REQUIRE(shf_plan_segment_grouping(plan, &r.grouping), INVALID_PROBLEM, "%s needs no grouping as it is described",
               sheaf_kind_name(plan->category, plan->row->kind));
   SHF_TRY(shf_plan_bind_input(plan, SHF_SEGMENT_ids, &args->ids, &r.bound));
+  if (plan->api) return shf_plan_device_group(plan, &r.bound, grouping, grouping_bytes, args->report, stream);
   SHF_TRY(shf_plan_check_memory("grouping", grouping, grouping_bytes, shf_plan_grouping_bytes(&r.grouping),
                                 SHEAF_BUFFER_TOO_SMALL));
   SHF_TRY(shf_plan_check_apart(plan, &r.bound, "grouping", grouping, shf_plan_grouping_bytes(&r.grouping)));

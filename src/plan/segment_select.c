@@ -39,7 +39,7 @@ int shf_plan_segment_prepares(const sheaf_segment_desc *d)
   return t->reduce == SHF_REDUCE_PROD || (shf_plan_is_extreme(t) && !d->arg_given);
 }
 
-static sheaf_status check_desc(sheaf_segment_desc *d)
+static sheaf_status check_desc(sheaf_segment_desc *d, const shf_device_api **api)
 {
   const char *op = sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)d->kind);
   SHF_REQUIRE(op && (unsigned)d->kind <= UINT16_MAX, INVALID_PROBLEM, "kind %d: the segment family has 0 to 19",
@@ -52,7 +52,7 @@ static sheaf_status check_desc(sheaf_segment_desc *d)
   SHF_REQUIRE(d->index_dtype == SHEAF_I32 || d->index_dtype == SHEAF_I64, UNSUPPORTED,
               "%s with ids of %s (%d): i32 and i64 are supported", op, sheaf_dtype_name(d->index_dtype),
               (int)d->index_dtype);
-  return shf_plan_check_device(d->device);
+  return shf_plan_check_device(d->device, api);
 }
 
 static sheaf_status check_flags(const sheaf_segment_desc *d)
@@ -193,7 +193,8 @@ sheaf_status sheaf_segment_select(const sheaf_segment_desc *desc, const sheaf_pr
   sheaf_segment_desc *d = &made.segment;
   made.category = SHEAF_CATEGORY_SEGMENT;
   SHF_TRY(shf_plan_copy_struct(d, sizeof *d, desc, "desc"));
-  SHF_TRY(check_desc(d));
+  SHF_TRY(check_desc(d, &made.api));
+  made.device = d->device;
   SHF_TRY(shf_plan_preference(preference, &wishes, &made.threads));
   SHF_TRY(check_flags(d));
   made.has_batch = d->batch > 0;
@@ -202,8 +203,12 @@ sheaf_status sheaf_segment_select(const sheaf_segment_desc *desc, const sheaf_pr
   made.acc_bytes = shf_core_dtype_size(shf_core_dtype_acc(d->dtype));
   made.row_bytes = sheaf_dtype_row_bytes(d->dtype, d->dim);
   made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD);
-  SHF_TRY(lay_out(&made));
-  SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+  if (made.api) {
+    SHF_TRY(shf_plan_device_select(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+  } else {
+    SHF_TRY(lay_out(&made));
+    SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+  }
   describe_operands(&made);
   shf_plan_finish_specs(&made);
   shf_plan_segment_job(&made);

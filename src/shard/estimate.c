@@ -64,7 +64,7 @@ static double local_bytes(const load *l)
 }
 
 static void add_move(const sheaf_shard_problem *p, const shf_operand_shape *shape, const sheaf_placement *from,
-                     const sheaf_placement *to, const sheaf_profile *profile, sheaf_strategy *s)
+                     const sheaf_placement *to, const sheaf_mesh_profile *profile, sheaf_strategy *s)
 {
   sheaf_placement target[MAX_DIMS];
   for (int m = 0; m < p->mesh->dims; m++) /* indices are not masked in memory: a mask is as good as Replicate */
@@ -79,11 +79,11 @@ static void add_move(const sheaf_shard_problem *p, const shf_operand_shape *shap
   s->bytes_memory += shf_shard_largest(p->mesh, shape->rank, shape->shape, from) * (double)shape->cell;
 }
 
-void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *shapes, const sheaf_profile *profile,
+void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *shapes, const sheaf_mesh_profile *profile,
                         sheaf_strategy *s)
 {
   const sheaf_mesh *mesh = p->mesh;
-  sheaf_profile full = shf_shard_profile(profile);
+  sheaf_mesh_profile full = shf_shard_profile(profile);
   load l = load_of(p, shapes, s);
   s->microseconds = local_bytes(&l) / (full.memory_gbs * 1e3);
   s->bytes_memory = l.in0 * l.cell + l.entries * l.index_cell + l.out * l.cell;
@@ -117,8 +117,8 @@ static int better(const sheaf_strategy *a, const sheaf_strategy *b)
   return a->bytes_memory < b->bytes_memory;
 }
 
-sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_profile *profile, int64_t *position,
-                                   char *reason, size_t room)
+sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_mesh_profile *profile,
+                                   int64_t *position, char *reason, size_t room)
 {
   SHF_REQUIRE(list && position, INVALID_PROBLEM, "%s is NULL", list ? "position" : "list");
   double limit = profile ? profile->memory_limit : 0;

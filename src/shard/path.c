@@ -138,9 +138,9 @@ shf_path_cost shf_shard_path_cost(const sheaf_mesh *mesh, int tensor_rank, const
   return cost;
 }
 
-sheaf_profile shf_shard_profile(const sheaf_profile *profile)
+sheaf_mesh_profile shf_shard_profile(const sheaf_mesh_profile *profile)
 {
-  sheaf_profile full = profile ? *profile : (sheaf_profile)SHEAF_PROFILE_INIT;
+  sheaf_mesh_profile full = profile ? *profile : (sheaf_mesh_profile)SHEAF_MESH_PROFILE_INIT;
   if (!(full.latency_us > 0)) full.latency_us = 2.7;
   if (!(full.bandwidth_gbs > 0)) full.bandwidth_gbs = 20.7;
   if (!(full.memory_gbs > 0)) full.memory_gbs = 20;
@@ -149,14 +149,14 @@ sheaf_profile shf_shard_profile(const sheaf_profile *profile)
 
 sheaf_status sheaf_redistribute_cost(const sheaf_mesh *mesh, int rank_of_tensor, const int64_t *shape,
                                      int64_t element_bytes, const sheaf_placement *from, const sheaf_placement *to,
-                                     const sheaf_profile *profile, sheaf_move_cost *cost)
+                                     const sheaf_mesh_profile *profile, sheaf_move_cost *cost)
 {
   SHF_REQUIRE(mesh && shape && from && to && cost, INVALID_PROBLEM, "mesh, shape, placements or cost is NULL");
   SHF_REQUIRE(rank_of_tensor >= 0 && rank_of_tensor <= MAX_RANK, INVALID_PROBLEM,
               "a tensor has 0 to %d dimensions, not %d", MAX_RANK, rank_of_tensor);
   SHF_TRY(shf_placements_check(mesh, from, rank_of_tensor, "from"));
   SHF_TRY(shf_placements_check(mesh, to, rank_of_tensor, "to"));
-  sheaf_profile p = shf_shard_profile(profile);
+  sheaf_mesh_profile p = shf_shard_profile(profile);
   shf_path path = shf_shard_path(mesh, rank_of_tensor, shape, from, to);
   shf_path_cost counted = shf_shard_path_cost(mesh, rank_of_tensor, shape, &path);
   cost->bytes = counted.cells * (double)element_bytes;

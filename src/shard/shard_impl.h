@@ -147,9 +147,9 @@ sheaf_status shf_shard_shapes_of(const sheaf_shard_problem *problem, shf_shard_s
 
 /* Fills in microseconds, bytes_moved and bytes_memory. */
 void shf_shard_estimate(const sheaf_shard_problem *problem, const shf_shard_shapes *shapes,
-                        const sheaf_profile *profile, sheaf_strategy *strategy);
+                        const sheaf_mesh_profile *profile, sheaf_strategy *strategy);
 
 /* The profile with defaults for what is zero. */
-sheaf_profile shf_shard_profile(const sheaf_profile *profile);
+sheaf_mesh_profile shf_shard_profile(const sheaf_mesh_profile *profile);
 
 #endif

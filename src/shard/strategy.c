@@ -256,7 +256,7 @@ static sheaf_strategy combine(const sheaf_mesh *mesh, const shf_shard_shapes *sh
   return s;
 }
 
-sheaf_status sheaf_strategies(const sheaf_shard_problem *problem, int compatible, const sheaf_profile *profile,
+sheaf_status sheaf_strategies(const sheaf_shard_problem *problem, int compatible, const sheaf_mesh_profile *profile,
                               sheaf_strategy_list **list)
 {
   SHF_REQUIRE(list, INVALID_PROBLEM, "list is NULL");

@@ -49,7 +49,7 @@ clang=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++)
 test_gcc() { compile "$build" && run_tests "$build" --parallel "$jobs"; }
 
 test_clang() {
-  compile "$build-clang" "${clang[@]}" && SHEAF_TEST_QUICK=1 run_tests "$build-clang" --parallel "$jobs" -LE demo
+  compile "$build-clang" "${clang[@]}" -DSHEAF_CUDA=OFF && SHEAF_TEST_QUICK=1 run_tests "$build-clang" --parallel "$jobs" -LE demo
 }
 
 # -O1: the sanitizers' own checks cost most of the time, and the optimiser's work on them most of the build.
@@ -130,7 +130,7 @@ test_long() {
 }
 
 lint_tidy() {
-  compile "$build-clang" "${clang[@]}" || return 1
+  compile "$build-clang" "${clang[@]}" -DSHEAF_CUDA=OFF || return 1
   sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$build-clang/compile_commands.json" |
     grep -E "^$PWD/(src|cli|examples)/" | sort -u |
     xargs -P "$jobs" -n 1 clang-tidy --quiet -p "$build-clang" --warnings-as-errors='*' 2>&1 |

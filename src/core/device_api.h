@@ -1,0 +1,82 @@
+/* core/device_api.h: the contract between the core and a plug-in for devices that are not the CPU (CUDA).
+ *
+ * The core checks descriptions and operands and then hands over a whole run, since everything after that depends on
+ * the device: a plug-in sizes its own workspaces and groupings and enqueues its kernels on the caller's stream. It
+ * allocates nothing in a run, waits for nothing, and looks at no operand on the host. Values that a CPU run would
+ * refuse (offsets, order of ids) and bad indices are found on the device and end up in the report.
+ *
+ * Functions that return a status have recorded the sentence (shf_plugin_host). */
+#ifndef SHF_CORE_DEVICE_API_H
+#define SHF_CORE_DEVICE_API_H
+
+#include <sheaf/device.h>
+
+#include "core/kernel.h"
+#include "core/plugin.h"
+
+enum { SHF_DEVICE_ABI = 1 };
+
+/* A description, normalised: the one of its category is set. */
+typedef struct shf_device_problem {
+  sheaf_category category;
+  const sheaf_embedding_desc *embedding;
+  const sheaf_segment_desc *segment;
+  int64_t batch; /* problems, at least 1 unless the batch is empty */
+  int device;
+} shf_device_problem;
+
+/* What a plan needs, in bytes. */
+typedef struct shf_device_sizes {
+  int64_t workspace;     /* with the grouping in it, unless the description says that one is given */
+  int64_t grouping;      /* to make one; 0: the op groups nothing */
+  int64_t grouping_read; /* to use one */
+} shf_device_sizes;
+
+/* One run. Operands by their position in the args struct; data NULL: not given. */
+typedef struct shf_device_call {
+  shf_device_problem problem;
+  const shf_matrix *operands;
+  char *workspace;
+  const void *grouping; /* NULL: made in the workspace */
+  sheaf_index_report *report;
+  void *stream;
+} shf_device_call;
+
+typedef struct shf_device_api {
+  shf_plugin_head head;
+  const shf_kernel_row *rows; /* arch is what tells devices apart; stages are NULL, run does it all */
+  int row_count;
+
+  /* Devices. `count` fails with UNAVAILABLE when there is no driver. */
+  sheaf_status (*count)(int *devices);
+  sheaf_status (*info)(int device, sheaf_device_info *info);
+  sheaf_status (*arch)(int device, sheaf_arch *arch);
+
+  /* Plans. `prepare` loads the kernels that runs of this problem may launch. */
+  sheaf_status (*sizes)(const shf_device_problem *problem, shf_device_sizes *sizes);
+  sheaf_status (*prepare)(const shf_device_problem *problem);
+  sheaf_status (*run)(const shf_device_call *call);
+  sheaf_status (*group)(const shf_device_call *call, void *grouping);
+
+  /* What programs without the vendor's own headers need (sheaf/device.h). */
+  sheaf_status (*allocate)(int device, size_t bytes, void **memory);
+  sheaf_status (*release)(int device, void *memory);
+  sheaf_status (*copy)(int device, void *to, const void *from, size_t bytes, void *stream);
+  sheaf_status (*fill)(int device, void *memory, int value, size_t bytes, void *stream);
+  sheaf_status (*stream_make)(int device, void **stream);
+  sheaf_status (*stream_free)(int device, void *stream);
+  sheaf_status (*stream_wait)(int device, void *stream);
+  sheaf_status (*event_make)(int device, void **event);
+  sheaf_status (*event_free)(int device, void *event);
+  sheaf_status (*event_record)(int device, void *event, void *stream);
+  sheaf_status (*event_elapsed)(int device, void *begin, void *end, double *seconds);
+  sheaf_status (*graph_begin)(int device, void *stream);
+  sheaf_status (*graph_end)(int device, void *stream, void **graph);
+  sheaf_status (*graph_launch)(int device, void *graph, void *stream);
+  sheaf_status (*graph_free)(int device, void *graph);
+} shf_device_api;
+
+/* The plug-in for a DLPack device type, or NULL with *why (optional) saying why there is none. */
+const shf_device_api *shf_core_device_api(int device_type, const char **why);
+
+#endif

@@ -1,0 +1,286 @@
+// common.cu: kernels that need no element type: copies of rows, zeros, checks of values, where sorted ids begin.
+#include "cuda_impl.h"
+#include "stamp.cuh"
+
+namespace shf {
+
+// ---- Copies of rows ----
+
+enum { ROWS_IN_FLIGHT = 4 };
+
+// One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an
+// address is one instruction.
+template <class W, class Index, bool NARROW>
+__global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
+{
+  int lane = (int)threadIdx.x & (t.lanes - 1), rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
+  int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower,
+          step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
+  auto times = [](int64_t row, int64_t stride) {
+    return NARROW ? (int64_t)((uint64_t)(uint32_t)row * (uint32_t)stride) : row * stride;
+  };
+  for (int64_t problem = blockIdx.z; problem < t.batch; problem += gridDim.z)
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      int64_t column = (tile * t.lanes + lane) * (int64_t)sizeof(W);
+      if (column >= t.row_bytes) continue;
+      const Index *index = (const Index *)(t.index.data + problem * t.index.batch_stride);
+      const char *source = t.source.data + problem * t.source.batch_stride + column;
+      char *target = t.target.data + problem * t.target.batch_stride + column;
+      for (int64_t base = first; base < t.entries; base += step) {
+        W bits[ROWS_IN_FLIGHT];
+#pragma unroll
+        for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
+          Index named = base + i * rowers < t.entries ? __ldg(index + base + i * rowers) : Index(-1);
+          uint64_t row = (uint64_t)named - (uint64_t)t.row_begin;
+          bool there = row < (uint64_t)t.rows && named >= 0 && (int64_t)named != t.padding;
+          bits[i] = load_if<sizeof(W)>(source + times((int64_t)row, t.source.row_stride), there);
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS_IN_FLIGHT; i++)
+          if (base + i * rowers < t.entries)
+            __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
+      }
+    }
+}
+
+template <class W> static void copy_as(Launcher &l, CopyTask t)
+{
+  int64_t words = t.row_bytes / (int64_t)sizeof(W);
+  t.lanes = lanes_for(words, 1, 1);
+  t.tiles = tiles_for(words, 1, t.lanes);
+  int64_t each = BLOCK / t.lanes * ROWS_IN_FLIGHT;
+  dim3 grid = grid_of((t.entries + each - 1) / each, t.tiles);
+  grid.z = (unsigned)(t.batch < 65535 ? t.batch : 65535);
+  bool narrow = t.rows <= UINT32_MAX && t.entries <= UINT32_MAX && t.source.row_stride <= UINT32_MAX &&
+                t.target.row_stride <= UINT32_MAX;
+  auto send = [&](bool wide_index, bool is_narrow, void (*kernel)(CopyTask)) {
+    if (l.loading || ((bool)t.index_wide == wide_index && narrow == is_narrow)) launch(l, kernel, grid, BLOCK, 0, t);
+  };
+  send(false, false, copy_words<W, int, false>);
+  send(false, true, copy_words<W, int, true>);
+  send(true, false, copy_words<W, long long, false>);
+  send(true, true, copy_words<W, long long, true>);
+}
+
+void copy_rows(Launcher &l, CopyTask t)
+{
+  auto fits = [&](int64_t bytes) {
+    return t.row_bytes % bytes == 0 && is_aligned(t.source, bytes) && is_aligned(t.target, bytes);
+  };
+  bool by16 = fits(16), by4 = !by16 && fits(4);
+  if (l.loading || by16) copy_as<uint4>(l, t);
+  if (l.loading || by4) copy_as<uint32_t>(l, t);
+  if (l.loading || (!by16 && !by4)) copy_as<uint16_t>(l, t); // elements have at least two bytes
+}
+
+// ---- Zeros ----
+
+struct ClearTask {
+  shf_matrix target;
+  int64_t rows, batch, row_bytes;
+};
+
+template <class W> __global__ void __launch_bounds__(BLOCK) clear_words(const __grid_constant__ ClearTask t)
+{
+  int64_t words = t.row_bytes / (int64_t)sizeof(W), all = t.rows * t.batch * words;
+  W zero;
+  memset(&zero, 0, sizeof zero);
+  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < all; i += (int64_t)gridDim.x * BLOCK) {
+    int64_t row = i / words, problem = row / t.rows;
+    ((W *)row_of(t.target, problem, row - problem * t.rows))[i - row * words] = zero;
+  }
+}
+
+template <class W> static void clear_as(Launcher &l, const ClearTask &t)
+{
+  int64_t words = t.rows * t.batch * t.row_bytes / (int64_t)sizeof(W), most = (int64_t)l.device.processors * 32;
+  int64_t blocks = (words + BLOCK - 1) / BLOCK;
+  launch(l, clear_words<W>, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, t);
+}
+
+void clear_rows(Launcher &l, shf_matrix target, int64_t rows, int64_t batch, int64_t row_bytes)
+{
+  ClearTask t = {target, rows, batch, row_bytes};
+  bool together = target.row_stride == row_bytes && (batch == 1 || target.batch_stride == rows * row_bytes);
+  if (together && !l.loading) {
+    clear_memory(l, target.data, (size_t)(rows * batch * row_bytes));
+    return;
+  }
+  bool by16 = row_bytes % 16 == 0 && is_aligned(target, 16);
+  if (l.loading || by16) clear_as<uint4>(l, t);
+  if (l.loading || !by16) clear_as<uint16_t>(l, t);
+}
+
+// ---- The report ----
+
+// Until the last block has been here, the report's fields hold: the number of bad entries; the first fault so far; the
+// number of blocks that are done. A fault is kept as a number that grows the earlier it lies, so that one maximum finds
+// the first; faults of structure (offsets, order of ids) are larger than any bad index.
+enum { STRUCTURE_BIT = 62 };
+
+__device__ __forceinline__ unsigned long long fault_at(int64_t position, bool structure)
+{
+  return ((unsigned long long)structure << STRUCTURE_BIT) |
+         ((1ull << STRUCTURE_BIT) - 1 - (unsigned long long)position);
+}
+
+// Whether offset `i` of a problem is wrong.
+__device__ __forceinline__ bool is_wrong_offset(const ScanTask &t, int64_t problem, int64_t i)
+{
+  const char *offsets = t.offsets.data + problem * t.offsets.batch_stride;
+  int64_t value = load_index(offsets, i, t.offsets_wide), last = t.bags + t.with_end - 1, count = t.rows * t.columns;
+  if (i == 0 ? value != 0 : value < load_index(offsets, i - 1, t.offsets_wide)) return true;
+  return value > count || value < 0 || (t.with_end && i == last && value != count);
+}
+
+__device__ __forceinline__ int64_t scanned_value(const ScanTask &t, int64_t n)
+{
+  int64_t row = n / t.columns, problem = row / t.rows;
+  return load_index(row_of(t.index, problem, row - problem * t.rows), n - row * t.columns, t.index_wide);
+}
+
+__global__ void __launch_bounds__(BLOCK) scan_report(const __grid_constant__ ScanTask t)
+{
+  __shared__ unsigned long long block_first;
+  int64_t all = t.batch * t.rows * t.columns, step = (int64_t)gridDim.x * BLOCK, bad = 0;
+  int64_t begin = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+  unsigned long long first = 0;
+  if (threadIdx.x == 0) block_first = 0;
+  for (int64_t n = begin; n < all; n += step) {
+    int64_t value = scanned_value(t, n);
+    bool wrong = (uint64_t)value >= (uint64_t)t.limit && !(t.allow_absent && value == -1);
+    bad += wrong;
+    unsigned long long fault = wrong ? fault_at(n, false) : 0;
+    if (t.sorted && n % t.columns != 0 && scanned_value(t, n - 1) > value) fault = fault_at(n, true);
+    first = fault > first ? fault : first;
+  }
+  int64_t offsets = t.offsets.data ? t.bags + t.with_end : 0;
+  for (int64_t n = begin; n < offsets * t.batch; n += step) {
+    unsigned long long fault = is_wrong_offset(t, n / offsets, n % offsets) ? fault_at(n, true) : 0;
+    first = fault > first ? fault : first;
+  }
+  int bad_here = __syncthreads_or(bad > 0 || first > 0);
+  unsigned long long *fields = (unsigned long long *)t.report;
+  if (bad_here) {
+    if (bad > 0) atomicAdd(&fields[0], (unsigned long long)bad);
+    if (first > 0) atomicMax(&block_first, first);
+    __syncthreads();
+    if (threadIdx.x == 0 && block_first > 0) atomicMax(&fields[1], block_first);
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(&fields[2], 1ull) != gridDim.x - 1) return;
+  __threadfence();
+  first = atomicMax(&fields[1], 0ull);
+  bool structure = first >> STRUCTURE_BIT;
+  int64_t position = (int64_t)((1ull << STRUCTURE_BIT) - 1 - (first & ((1ull << STRUCTURE_BIT) - 1)));
+  int64_t value = 0;
+  if (first == 0)
+    position = -1;
+  else if (structure && offsets > 0)
+    value =
+        load_index(t.offsets.data + position / offsets * t.offsets.batch_stride, position % offsets, t.offsets_wide);
+  else
+    value = scanned_value(t, position);
+  if (structure) t.report->count = -1;
+  t.report->first_position = position;
+  t.report->first_value = value;
+}
+
+void scan_values(Launcher &l, const ScanTask &t)
+{
+  clear_memory(l, t.report, sizeof *t.report);
+  int64_t all = t.batch * t.rows * t.columns, offsets = t.offsets.data ? t.batch * (t.bags + 1) : 0;
+  int64_t blocks = ((all > offsets ? all : offsets) + BLOCK - 1) / BLOCK, most = (int64_t)l.device.processors * 8;
+  launch(l, scan_report, grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1), BLOCK, 0, t);
+}
+
+// ---- Where groups begin in sorted ids ----
+
+__global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constant__ StartsTask t)
+{
+  int64_t all = t.batch * (t.groups + 1);
+  bool keyed = t.sorted.keys != nullptr;
+  int64_t entries = keyed ? (is_for(t.sorted) ? t.entries * t.batch : 0) : t.entries;
+  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < all; i += (int64_t)gridDim.x * BLOCK) {
+    int64_t problem = i / (t.groups + 1), group = i - problem * (t.groups + 1);
+    if (keyed) {
+      t.starts[i] = bound_of(t.sorted, 0, entries, (uint64_t)(problem * t.groups + group), false);
+      continue;
+    }
+    const char *ids = t.ids.data + problem * t.ids.batch_stride;
+    int64_t low = 0, high = entries;
+    while (low < high) {
+      int64_t middle = low + (high - low) / 2;
+      if (load_index(ids, middle, t.ids_wide) < group)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    t.starts[i] = low;
+  }
+}
+
+void find_starts(Launcher &l, const StartsTask &t)
+{
+  launch(l, find_starts_kernel, grid_of((t.batch * (t.groups + 1) + BLOCK - 1) / BLOCK, 1), BLOCK, 0, t);
+}
+
+// ---- Long groups ----
+
+// A long run holds a multiple of 256; the first one in it speaks for the run.
+__global__ void __launch_bounds__(BLOCK) find_long_runs(const __grid_constant__ Task t)
+{
+  if (!is_for(t.sorted)) return;
+  int64_t all = t.entries * t.batch, last = (all - 1) / SHF_CHUNK;
+  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i <= last; i += (int64_t)gridDim.x * BLOCK) {
+    int64_t at = i * SHF_CHUNK, half = SHF_CHUNK / 2;
+    uint64_t key = key_at(t.sorted, at);
+    if (key >= t.sorted.none || (i > 0 && key_at(t.sorted, at - SHF_CHUNK) == key)) continue;
+    if (!(at >= half && key_at(t.sorted, at - half) == key) && !(at + half < all && key_at(t.sorted, at + half) == key))
+      continue;
+    Span span;
+    span.start = bound_of(t.sorted, i > 0 ? at - SHF_CHUNK : 0, at, key, false);
+    span.end = bound_of(t.sorted, at, all, key, true);
+    span.problem = t.batch > 1 ? (int64_t)key / t.groups : 0;
+    span.group = (int64_t)key - span.problem * t.groups;
+    if (span.end - span.start > SHF_CHUNK) list_long(t, span);
+  }
+}
+
+void list_long_runs(Launcher &l, const Task &t)
+{
+  clear_memory(l, t.long_count, sizeof *t.long_count);
+  int64_t blocks = (t.entries * t.batch / SHF_CHUNK + BLOCK) / BLOCK, most = (int64_t)l.device.processors * 16;
+  launch(l, find_long_runs, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, t);
+}
+
+// ---- Rows per segment ----
+
+// Lanes of a warp that have the same segment count together: one addition for all of them.
+__global__ void __launch_bounds__(BLOCK) count_ids_kernel(const __grid_constant__ CountTask t)
+{
+  int64_t all = t.entries * t.batch, step = (int64_t)gridDim.x * BLOCK;
+  int64_t rounds = (all + step - 1) / step;
+  for (int64_t r = 0; r < rounds; r++) {
+    int64_t n = r * step + (int64_t)blockIdx.x * BLOCK + threadIdx.x, cell = -1;
+    if (n < all) {
+      int64_t problem = n / t.entries;
+      int64_t id = load_index(t.ids.data + problem * t.ids.batch_stride, n - problem * t.entries, t.ids_wide);
+      if ((uint64_t)id < (uint64_t)t.groups) cell = problem * t.groups + id;
+    }
+    unsigned same = __match_any_sync(0xffffffffu, (long long)cell);
+    if (cell >= 0 && __ffs((int)same) - 1 == (int)(threadIdx.x & (WARP - 1)))
+      atomicAdd((unsigned long long *)&t.counts[cell], (unsigned long long)__popc(same));
+  }
+}
+
+void count_ids(Launcher &l, const CountTask &t)
+{
+  clear_memory(l, t.counts, (size_t)(t.batch * t.groups * 8));
+  int64_t blocks = (t.entries * t.batch + BLOCK - 1) / BLOCK, most = (int64_t)l.device.processors * 16;
+  launch(l, count_ids_kernel, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, t);
+}
+
+} // namespace shf

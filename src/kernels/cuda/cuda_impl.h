@@ -1,0 +1,179 @@
+// cuda_impl.h: what the plug-in's host code shares: launches, kernels by element type, the steps of a run.
+#ifndef SHF_CUDA_IMPL_H
+#define SHF_CUDA_IMPL_H
+
+#include <cuda_runtime.h>
+
+#include "core/device_api.h"
+#include "rows.cuh"
+#include "walk.cuh"
+
+namespace shf {
+
+// ---- Errors and devices (plugin.cu) ----
+
+sheaf_status fail(sheaf_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+sheaf_status check(cudaError_t error, const char *what);
+
+struct Device {
+  int processors, major, minor;
+};
+sheaf_status device_of(int device, Device *found);
+
+// ---- Launches ----
+
+// What a run enqueues goes through one of these. With `loading` nothing is launched: kernels are loaded, so that a
+// first launch can be captured in a graph. The first error is kept.
+struct Launcher {
+  cudaStream_t stream;
+  Device device;
+  bool loading;
+  cudaError_t error;
+};
+
+template <class Params>
+inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared, const Params &params)
+{
+  if (l.error != cudaSuccess) return;
+  if (l.loading) {
+    cudaFuncAttributes loaded;
+    l.error = cudaFuncGetAttributes(&loaded, kernel);
+    if (l.error == cudaSuccess)
+      l.error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10);
+    return;
+  }
+  if (grid.x == 0 || grid.y == 0) return;
+  kernel<<<grid, threads, shared, l.stream>>>(params);
+  l.error = cudaGetLastError();
+}
+
+// The same for a kernel that may begin before the one in front of it ends: it waits for that one's results itself.
+template <class Params>
+inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
+                        const Params &params)
+{
+  if (l.loading || l.device.major < 9 || l.error != cudaSuccess) {
+    launch(l, kernel, grid, threads, shared, params);
+    return;
+  }
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3((unsigned)threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = l.stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  l.error = cudaLaunchKernelEx(&config, kernel, params);
+}
+
+inline void clear_memory(Launcher &l, void *memory, size_t bytes)
+{
+  if (l.error == cudaSuccess && !l.loading && bytes > 0) l.error = cudaMemsetAsync(memory, 0, bytes, l.stream);
+}
+
+// ---- Kernels of one element type (f32.cu, ...) ----
+
+enum Reduction { REDUCE_SUM, REDUCE_PROD, REDUCE_EXTREME };
+
+// Each fills in the launch fields of its task and launches what it takes: the reduction, and the join where a group can
+// be long. Members that an element type does not have are NULL.
+struct Kernels {
+  int64_t acc_bytes, cell_bytes;
+  int64_t (*slot_bytes)(Reduction reduction, int64_t dim);
+  void (*reduce)(Launcher &l, Task t, Reduction reduction);
+  void (*reduce_runs)(Launcher &l, Task t);
+  void (*lookup)(Launcher &l, Task t); // quantised rows
+  void (*segment_grad)(Launcher &l, SegmentGradTask t);
+  void (*weights_grad)(Launcher &l, WeightsGradTask t);
+};
+extern const Kernels kernels_f32, kernels_f64, kernels_f16, kernels_bf16, kernels_int8, kernels_int4;
+const Kernels *kernels_of(sheaf_dtype dtype);
+
+// ---- What needs no element type (common.cu) ----
+
+// out[n] = source[index[n]], bits copied; a row of zeros where the index is bad, padding or held elsewhere.
+struct CopyTask {
+  int64_t entries, batch, row_bytes;
+  shf_matrix index, source, target;
+  int index_wide;
+  int64_t rows, row_begin, total_rows, padding;
+  int lanes;
+  int64_t tiles;
+};
+void copy_rows(Launcher &l, CopyTask t);
+
+// Rows of zeros.
+void clear_rows(Launcher &l, shf_matrix target, int64_t rows, int64_t batch, int64_t row_bytes);
+
+// What the report is made from: every index, and where given the offsets or the order of ids.
+struct ScanTask {
+  shf_matrix index;
+  int index_wide;
+  int64_t batch, rows, columns; // `rows` rows of `columns` indices in each problem
+  int64_t limit;
+  int allow_absent;   // -1 is good too
+  int sorted;         // indices must not decrease
+  shf_matrix offsets; // data NULL: none
+  int offsets_wide, with_end;
+  int64_t bags;
+  sheaf_index_report *report;
+};
+void scan_values(Launcher &l, const ScanTask &t);
+
+// starts[p * (groups + 1) + s]: the first entry whose id or key is not below s, in problem p of sorted ids, or over all
+// problems of sorted keys (then t.sorted.keys is set).
+struct StartsTask {
+  shf_matrix ids;
+  int ids_wide;
+  Sorted sorted;
+  int64_t entries, groups, batch;
+  int64_t *starts;
+};
+void find_starts(Launcher &l, const StartsTask &t);
+
+// Lists the long runs of a task for the kernels that come next.
+void list_long_runs(Launcher &l, const Task &t);
+
+// counts[p * groups + s]: rows of each segment, ids in any order.
+struct CountTask {
+  shf_matrix ids;
+  int ids_wide;
+  int64_t entries, groups, batch;
+  int64_t *counts;
+};
+void count_ids(Launcher &l, const CountTask &t);
+
+// ---- Grouping (grouping.cu) ----
+
+struct GroupingSpec {
+  int64_t batch, entries, groups; // per problem; cells for max backward
+  int64_t row_begin, rows, padding;
+  int64_t bags, bag_length, columns;
+  int payload_is_bag, with_bag_of;
+  int index_wide, offsets_wide, offsets_end;
+  shf_matrix index, offsets;
+};
+
+// Where a grouping's pieces lie in its memory.
+struct GroupingLayout {
+  int64_t keys, payload, bag_of, read, keys_in, payload_in, scratch, scratch_bytes, total;
+  int wide, bits;
+};
+cudaError_t grouping_layout(const GroupingSpec &spec, GroupingLayout *at);
+void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory);
+Sorted grouping_in(const GroupingSpec &spec, const GroupingLayout &at, const void *memory);
+
+// ---- Runs (run_embedding.cu, run_segment.cu) ----
+
+sheaf_status embedding_sizes(const shf_device_problem &p, shf_device_sizes *sizes);
+sheaf_status segment_sizes(const shf_device_problem &p, shf_device_sizes *sizes);
+void embedding_run(Launcher &l, const shf_device_call &call);
+void segment_run(Launcher &l, const shf_device_call &call);
+void embedding_group(Launcher &l, const shf_device_call &call, void *grouping);
+void segment_group(Launcher &l, const shf_device_call &call, void *grouping);
+
+} // namespace shf
+#endif

@@ -1,0 +1,378 @@
+// plugin.cu: the plug-in's one exported symbol and the table behind it: devices, memory, streams, graphs, runs.
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <atomic>
+
+#include "cuda_impl.h"
+
+namespace shf {
+
+// ---- Errors ----
+
+static const shf_plugin_host *host;
+
+sheaf_status fail(sheaf_status status, const char *format, ...)
+{
+  char sentence[512];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(sentence, sizeof sentence, format, values);
+  va_end(values);
+  return host->fail(status, sentence);
+}
+
+sheaf_status check(cudaError_t error, const char *what)
+{
+  if (error == cudaSuccess) return SHEAF_OK;
+  cudaGetLastError(); // what is not sticky is forgotten
+  if (error == cudaErrorMemoryAllocation)
+    return fail(SHEAF_OUT_OF_MEMORY, "%s: the device has not enough memory", what);
+  return fail(SHEAF_DEVICE, "%s: CUDA says %s (%s)", what, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+#define TRY_CUDA(call, what)                 \
+  do {                                       \
+    sheaf_status status = check(call, what); \
+    if (status != SHEAF_OK) return status;   \
+  } while (0)
+
+// ---- Devices ----
+
+enum { MOST_DEVICES = 64 };
+
+static std::atomic<int> known_count(-1);
+
+static sheaf_status count_devices(int *devices)
+{
+  int count = known_count.load(std::memory_order_relaxed);
+  if (count < 0) {
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) {
+      *devices = 0;
+      cudaGetLastError();
+      return fail(SHEAF_UNAVAILABLE, "there is no CUDA device: CUDA says %s (%s)", cudaGetErrorName(error),
+                  cudaGetErrorString(error));
+    }
+    if (count > MOST_DEVICES) count = MOST_DEVICES;
+    known_count.store(count, std::memory_order_relaxed);
+  }
+  *devices = count;
+  return SHEAF_OK;
+}
+
+sheaf_status device_of(int device, Device *found)
+{
+  static Device known[MOST_DEVICES];
+  static std::atomic<int> is_known[MOST_DEVICES];
+  if (device < 0 || device >= MOST_DEVICES) return fail(SHEAF_UNAVAILABLE, "there is no CUDA device %d", device);
+  if (!is_known[device].load(std::memory_order_acquire)) {
+    Device d; // threads that race write the same
+    TRY_CUDA(cudaDeviceGetAttribute(&d.processors, cudaDevAttrMultiProcessorCount, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.minor, cudaDevAttrComputeCapabilityMinor, device), "asking a device");
+    known[device] = d;
+    is_known[device].store(1, std::memory_order_release);
+  }
+  *found = known[device];
+  return SHEAF_OK;
+}
+
+static sheaf_status arch_of(int device, sheaf_arch *arch)
+{
+  Device d;
+  sheaf_status status = device_of(device, &d);
+  if (status != SHEAF_OK) return status;
+  if (d.major < 8)
+    return fail(SHEAF_UNSUPPORTED, "CUDA device %d has compute capability %d.%d; 8.0 is the least", device, d.major,
+                d.minor);
+  *arch = d.major >= 9 ? SHEAF_ARCH_SM90 : SHEAF_ARCH_SM80;
+  return SHEAF_OK;
+}
+
+static sheaf_status describe(int device, sheaf_device_info *info)
+{
+  cudaDeviceProp prop;
+  TRY_CUDA(cudaGetDeviceProperties(&prop, device), "asking a device for its properties");
+  memset(info, 0, sizeof *info);
+  snprintf(info->name, sizeof info->name, "%.127s", prop.name);
+  info->major = prop.major;
+  info->minor = prop.minor;
+  info->processors = prop.multiProcessorCount;
+  info->memory_bytes = (int64_t)prop.totalGlobalMem;
+  info->cache_bytes = prop.l2CacheSize;
+  return SHEAF_OK;
+}
+
+// Makes a device the thread's current one for as long as this lives.
+class On {
+public:
+  explicit On(int device) : before(-1), error(cudaGetDevice(&before))
+  {
+    if (error == cudaSuccess && before != device) error = cudaSetDevice(device);
+    changed = error == cudaSuccess && before != device;
+  }
+  ~On()
+  {
+    if (changed) cudaSetDevice(before);
+  }
+  int before;
+  cudaError_t error;
+  bool changed;
+};
+
+#define ON_DEVICE(device) \
+  On on(device);          \
+  TRY_CUDA(on.error, "making the device the current one")
+
+// ---- Plans ----
+
+const Kernels *kernels_of(sheaf_dtype dtype)
+{
+  switch (dtype) {
+  case SHEAF_F64:
+    return &kernels_f64;
+  case SHEAF_F16:
+    return &kernels_f16;
+  case SHEAF_BF16:
+    return &kernels_bf16;
+  case SHEAF_INT8:
+    return &kernels_int8;
+  case SHEAF_INT4:
+    return &kernels_int4;
+  default:
+    return &kernels_f32;
+  }
+}
+
+static sheaf_status find_sizes(const shf_device_problem *problem, shf_device_sizes *sizes)
+{
+  ON_DEVICE(problem->device);
+  return problem->category == SHEAF_CATEGORY_EMBEDDING ? embedding_sizes(*problem, sizes)
+                                                       : segment_sizes(*problem, sizes);
+}
+
+static sheaf_status enqueue(const shf_device_call *call, bool loading)
+{
+  ON_DEVICE(call->problem.device);
+  Launcher l = {(cudaStream_t)call->stream, Device(), loading, cudaSuccess};
+  sheaf_status status = device_of(call->problem.device, &l.device);
+  if (status != SHEAF_OK) return status;
+  if (call->problem.category == SHEAF_CATEGORY_EMBEDDING)
+    embedding_run(l, *call);
+  else
+    segment_run(l, *call);
+  return check(l.error, loading ? "loading kernels" : "launching kernels");
+}
+
+static sheaf_status run(const shf_device_call *call) { return enqueue(call, false); }
+
+// Loading a plan's kernels takes longer than selecting it, so what was loaded before is remembered: by device, op,
+// element type, and whether weights and groupings are in play.
+static std::atomic<unsigned char> loaded[MOST_DEVICES][2][32][16][4];
+
+static sheaf_status prepare(const shf_device_problem *p)
+{
+  bool embedding = p->category == SHEAF_CATEGORY_EMBEDDING;
+  int kind = embedding ? (int)p->embedding->kind : (int)p->segment->kind;
+  int dtype = embedding ? (int)p->embedding->dtype : (int)p->segment->dtype;
+  int variant = embedding ? p->embedding->weighted : (int)p->segment->ties * 2 + p->segment->arg_given;
+  std::atomic<unsigned char> &known = loaded[p->device % MOST_DEVICES][embedding][kind][dtype][variant & 3];
+  if (known.load(std::memory_order_acquire)) return SHEAF_OK;
+  const shf_matrix none[9] = {};
+  shf_device_call call = {};
+  call.problem = *p;
+  call.operands = none;
+  sheaf_status status = enqueue(&call, true);
+  if (status == SHEAF_OK) known.store(1, std::memory_order_release);
+  return status;
+}
+
+static sheaf_status group(const shf_device_call *call, void *grouping)
+{
+  ON_DEVICE(call->problem.device);
+  Launcher l = {(cudaStream_t)call->stream, Device(), false, cudaSuccess};
+  sheaf_status status = device_of(call->problem.device, &l.device);
+  if (status != SHEAF_OK) return status;
+  if (call->problem.category == SHEAF_CATEGORY_EMBEDDING)
+    embedding_group(l, *call, grouping);
+  else
+    segment_group(l, *call, grouping);
+  return check(l.error, "launching kernels");
+}
+
+// ---- Memory, streams, events, graphs ----
+
+static sheaf_status allocate(int device, size_t bytes, void **memory)
+{
+  if (bytes == 0) return SHEAF_OK;
+  ON_DEVICE(device);
+  return check(cudaMalloc(memory, bytes), "allocating device memory");
+}
+
+static sheaf_status release(int device, void *memory)
+{
+  ON_DEVICE(device);
+  return check(cudaFree(memory), "freeing device memory");
+}
+
+static sheaf_status copy(int device, void *to, const void *from, size_t bytes, void *stream)
+{
+  ON_DEVICE(device);
+  return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)stream), "copying");
+}
+
+static sheaf_status fill(int device, void *memory, int value, size_t bytes, void *stream)
+{
+  ON_DEVICE(device);
+  return check(cudaMemsetAsync(memory, value, bytes, (cudaStream_t)stream), "filling memory");
+}
+
+static sheaf_status stream_make(int device, void **stream)
+{
+  ON_DEVICE(device);
+  return check(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking), "making a stream");
+}
+
+static sheaf_status stream_free(int device, void *stream)
+{
+  ON_DEVICE(device);
+  return check(cudaStreamDestroy((cudaStream_t)stream), "freeing a stream");
+}
+
+static sheaf_status stream_wait(int device, void *stream)
+{
+  ON_DEVICE(device);
+  return check(cudaStreamSynchronize((cudaStream_t)stream), "waiting for a stream");
+}
+
+static sheaf_status event_make(int device, void **event)
+{
+  ON_DEVICE(device);
+  return check(cudaEventCreate((cudaEvent_t *)event), "making an event");
+}
+
+static sheaf_status event_free(int device, void *event)
+{
+  ON_DEVICE(device);
+  return check(cudaEventDestroy((cudaEvent_t)event), "freeing an event");
+}
+
+static sheaf_status event_record(int device, void *event, void *stream)
+{
+  ON_DEVICE(device);
+  return check(cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream), "recording an event");
+}
+
+static sheaf_status event_elapsed(int device, void *begin, void *end, double *seconds)
+{
+  ON_DEVICE(device);
+  float milliseconds = 0;
+  TRY_CUDA(cudaEventElapsedTime(&milliseconds, (cudaEvent_t)begin, (cudaEvent_t)end), "reading events");
+  *seconds = milliseconds * 1e-3;
+  return SHEAF_OK;
+}
+
+static sheaf_status graph_begin(int device, void *stream)
+{
+  ON_DEVICE(device);
+  return check(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeGlobal), "beginning a capture");
+}
+
+static sheaf_status graph_end(int device, void *stream, void **graph)
+{
+  ON_DEVICE(device);
+  cudaGraph_t captured;
+  TRY_CUDA(cudaStreamEndCapture((cudaStream_t)stream, &captured), "ending a capture");
+  cudaError_t error = cudaGraphInstantiate((cudaGraphExec_t *)graph, captured, 0);
+  cudaGraphDestroy(captured);
+  return check(error, "instantiating a graph");
+}
+
+static sheaf_status graph_launch(int device, void *graph, void *stream)
+{
+  ON_DEVICE(device);
+  return check(cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream), "launching a graph");
+}
+
+static sheaf_status graph_free(int device, void *graph)
+{
+  ON_DEVICE(device);
+  return check(cudaGraphExecDestroy((cudaGraphExec_t)graph), "freeing a graph");
+}
+
+// ---- Rows ----
+
+// All ops over all element types, as the CPU has them; quantised rows only where they are read forward.
+enum { ROWS_PER_ARCH = (28 * 4 + 4 * 2) * 2, ROWS = ROWS_PER_ARCH * 2 };
+static shf_kernel_row rows[ROWS];
+
+static int add_rows(int count, sheaf_arch arch, sheaf_category category, int kind, bool quantised)
+{
+  static const sheaf_dtype elements[] = {SHEAF_F32, SHEAF_F64, SHEAF_F16, SHEAF_BF16, SHEAF_INT8, SHEAF_INT4};
+  for (int e = 0; e < (quantised ? 6 : 4); e++)
+    for (sheaf_dtype index : {SHEAF_I32, SHEAF_I64}) {
+      shf_kernel_row row = {};
+      row.category = category;
+      row.kind = (uint16_t)kind;
+      row.element = elements[e];
+      row.index = index;
+      row.arch = arch;
+      rows[count++] = row;
+    }
+  return count;
+}
+
+static int make_rows()
+{
+  int count = 0;
+  for (sheaf_arch arch : {SHEAF_ARCH_SM90, SHEAF_ARCH_SM80}) {
+#define SHEAF_X(name, kind, text)                               \
+  count = add_rows(count, arch, SHEAF_CATEGORY_EMBEDDING, kind, \
+                   kind == SHEAF_LOOKUP || kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX);
+    SHEAF_EMBEDDING_KIND_LIST(SHEAF_X)
+#undef SHEAF_X
+#define SHEAF_X(name, kind, text) count = add_rows(count, arch, SHEAF_CATEGORY_SEGMENT, kind, false);
+    SHEAF_SEGMENT_KIND_LIST(SHEAF_X)
+#undef SHEAF_X
+  }
+  return count;
+}
+
+static shf_device_api api = {
+    {SHF_DEVICE_ABI, SHEAF_VERSION_STRING},
+    rows,
+    0,
+    count_devices,
+    describe,
+    arch_of,
+    find_sizes,
+    prepare,
+    run,
+    group,
+    allocate,
+    release,
+    copy,
+    fill,
+    stream_make,
+    stream_free,
+    stream_wait,
+    event_make,
+    event_free,
+    event_record,
+    event_elapsed,
+    graph_begin,
+    graph_end,
+    graph_launch,
+    graph_free,
+};
+
+} // namespace shf
+
+extern "C" __attribute__((visibility("default"))) const shf_plugin_head *sheaf_plugin(const shf_plugin_host *host)
+{
+  shf::host = host;
+  if (!shf::api.row_count) shf::api.row_count = shf::make_rows();
+  return &shf::api.head;
+}

@@ -1,0 +1,417 @@
+// task.cuh: what a kernel is given, and how groups, entries and slots are found from it.
+//
+// A *group* (bag, segment, table row) has *places* numbered from 0, one for each of its entries. Its sum is the
+// canonical tree over places: 16 places are a term of the first level, 256 (SHF_CHUNK) one of the second. Groups of up
+// to 256 places are reduced by one team of threads. Longer ones are cut into chunks of 256; each chunk's term goes to a
+// *slot* of the workspace, and a second kernel joins the slots in order. Who adds never shows in the bits.
+#ifndef SHF_CUDA_TASK_CUH
+#define SHF_CUDA_TASK_CUH
+
+#include <type_traits>
+
+#include "element.cuh"
+
+namespace shf {
+
+enum { BLOCK = 256, WARP = 32 };
+
+// How an entry names the row that is its term.
+enum Decode {
+  BY_INDEX,   // bags: indices of table rows; some are skipped
+  IN_ORDER,   // sorted segments: the entry is the row
+  BY_PAYLOAD, // unsorted segments: sorted entries carry row numbers
+  BY_GRADIENT // table gradient: sorted entries carry bags or positions, which lead to rows of grad_out
+};
+
+enum Sink {
+  SINK_SUM,   // round; a zero is +0
+  SINK_MEAN,  // divide first
+  SINK_PROD,  // round; a zero keeps its sign
+  SINK_ADD,   // add to what the row holds
+  SINK_COUNT, // no columns: mean's divisor itself
+  SINK_TERM   // acc rows of the workspace
+};
+
+// Entries sorted by key, stable. `stamp` says what they were sorted for; a caller's grouping may be another's.
+struct Sorted {
+  const void *keys, *payload;
+  int wide;      // both are 64-bit
+  uint64_t none; // key of dropped entries, which come last
+  const uint64_t *stamp;
+  uint64_t expected;
+};
+
+// Long groups that find_long has listed, in any order. Slots of one follow those of the one before it in the list.
+struct LongGroup {
+  int64_t problem, group, start, length, slot;
+};
+
+// How many long groups and chunks there are, counted in one word so that the list stays in order of slots.
+struct LongCount {
+  unsigned long long packed;
+  enum { CHUNK_BITS = 36 };
+  __host__ __device__ int64_t groups() const { return (int64_t)(packed >> CHUNK_BITS); }
+  __host__ __device__ int64_t chunks() const { return (int64_t)(packed & ((1ull << CHUNK_BITS) - 1)); }
+};
+
+struct Task {
+  // extents of one problem, and the number of problems
+  int64_t dim, groups, entries, batch;
+  // groups: from offsets, by a fixed length, or (runs) from equal keys
+  const char *offsets;
+  int64_t offsets_batch; // bytes from one problem's to the next
+  int offsets_wide, offsets_end;
+  int64_t bag_length;   // -1: offsets say
+  int64_t entry_stride; // entries from one problem's first to the next's: `entries`, or 0 where offsets count over all
+  Sorted sorted;
+  // entries
+  Decode decode;
+  shf_matrix index, weights;
+  int index_wide, weighted;
+  int64_t rows, row_begin, total_rows, padding;
+  int payload_is_bag;
+  int64_t bags;         // per problem
+  const void *bag_of;   // bag of each position, when neither payload nor bag_length gives it
+  const void *divisors; // acc per bag of all problems; NULL: sums
+  int by_frequency;
+  int64_t columns; // > 0: groups and payloads are cells of rows this wide, and dim is 1
+  // rows
+  shf_matrix source, target, arg, counts;
+  Sink sink;
+  int target_is_acc, arg_wide, count_ties, least, zero_as_one, out_dtype, store_wide;
+  double empty; // of a group without entries
+  // slots of long groups
+  char *slots;
+  int64_t slot_bytes, slot_count; // 0: no group can be long
+  LongGroup *longs;               // NULL: not listed; kernels look for long groups themselves
+  LongCount *long_count;
+  // launch
+  int lanes;        // threads that share a row: a power of two up to 32
+  int64_t tiles;    // times lanes * VE columns make dim
+  int split;        // teams: so many rows at a time of one group
+  int chunk_split;  // the same for chunks
+  int stage_places; // places of a group that are decoded at once
+  int64_t chunk_blocks;
+  int candidates; // slots that a block looks after
+};
+
+// The usual task: one problem, plain indices or sorted entries that carry their bag. A kernel that is compiled for it
+// takes its task through `usual`, which makes constants of what is known, so that the code for the rest disappears.
+__host__ __device__ __forceinline__ bool is_usual(const Task &t)
+{
+  bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of;
+  return t.batch == 1 && plain &&
+         (t.decode == BY_INDEX || (t.decode == BY_GRADIENT && !t.sorted.wide && t.payload_is_bag));
+}
+
+template <bool USUAL, bool RUNS>
+__device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<USUAL, Task, const Task &>
+{
+  if constexpr (!USUAL) {
+    return given;
+  } else {
+    Task t = given;
+    t.batch = 1;
+    t.entry_stride = t.entries;
+    t.weighted = t.by_frequency = 0;
+    t.divisors = t.bag_of = nullptr;
+    t.columns = 0;
+    t.decode = RUNS ? BY_GRADIENT : BY_INDEX;
+    if (RUNS) t.sorted.wide = 0, t.payload_is_bag = 1;
+    return t;
+  }
+}
+
+__device__ __forceinline__ int64_t load_index(const char *data, int64_t position, int wide)
+{
+  return wide ? __ldg((const long long *)data + position) : (int64_t)__ldg((const int *)data + position);
+}
+
+__device__ __forceinline__ uint64_t key_at(const Sorted &s, int64_t entry)
+{
+  return s.wide ? __ldg((const unsigned long long *)s.keys + entry) : (uint64_t)__ldg((const unsigned *)s.keys + entry);
+}
+
+__device__ __forceinline__ int64_t payload_at(const Sorted &s, int64_t entry)
+{
+  return s.wide ? __ldg((const long long *)s.payload + entry) : (int64_t)__ldg((const unsigned *)s.payload + entry);
+}
+
+__device__ __forceinline__ bool is_for(const Sorted &s) { return *s.stamp == s.expected; }
+
+// ---- Groups by offsets ----
+
+// First entry of group `g` of a problem (g may be one past the last), kept within the problem whatever offsets say.
+__device__ __forceinline__ int64_t group_start(const Task &t, int64_t problem, int64_t g)
+{
+  int64_t base = problem * t.entry_stride, last = t.entry_stride ? t.entries : t.entries * t.batch, at;
+  if (t.bag_length >= 0) {
+    at = g * t.bag_length;
+  } else if (g == t.groups && !t.offsets_end) {
+    at = last;
+  } else {
+    at = load_index(t.offsets + problem * t.offsets_batch, g, t.offsets_wide);
+    at = at < 0 ? 0 : at > last ? last : at;
+  }
+  return base + at;
+}
+
+struct Span {
+  int64_t problem, group; // within the problem
+  int64_t start, end;     // entries over all problems
+};
+
+__device__ __forceinline__ Span span_of(const Task &t, int64_t g)
+{
+  Span s;
+  s.problem = t.batch > 1 ? g / t.groups : 0;
+  s.group = g - s.problem * t.groups;
+  s.start = group_start(t, s.problem, s.group);
+  s.end = group_start(t, s.problem, s.group + 1);
+  if (s.end < s.start) s.end = s.start;
+  return s;
+}
+
+// ---- Slots ----
+
+// Slot of the first chunk of a long group that starts at `s`. Chunks of different long groups never meet: between the
+// starts of two of them lie at least 257 entries, and n chunks.
+__host__ __device__ __forceinline__ int64_t first_slot(int64_t s) { return s / SHF_CHUNK + s / (SHF_CHUNK + 1); }
+
+__host__ __device__ __forceinline__ int64_t slots_for(int64_t entries)
+{
+  return entries > SHF_CHUNK ? first_slot(entries) + 2 : 0;
+}
+
+// The last position whose first_slot is at most `slot`.
+__device__ __forceinline__ int64_t last_position(int64_t slot)
+{
+  int64_t low = slot * (SHF_CHUNK / 2), high = low + 2 * SHF_CHUNK + slot; // first_slot(low) <= slot < first_slot(high)
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (first_slot(middle) <= slot)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// The last group, over all problems, that starts at or before `position`; groups lie in order. The guess is right when
+// groups are about as long as each other, so that few offsets are read; otherwise leaps grow until they enclose it.
+__device__ inline int64_t group_holding(const Task &t, int64_t position)
+{
+  int64_t all = t.groups * t.batch, entries = t.entries * t.batch;
+  auto starts_before = [&](int64_t g) {
+    int64_t problem = t.batch > 1 ? g / t.groups : 0;
+    return group_start(t, problem, g - problem * t.groups) <= position;
+  };
+  int64_t guess = entries > 0 ? (int64_t)((double)position * (double)all / (double)entries) : 0;
+  guess = guess < 0 ? 0 : guess >= all ? all - 1 : guess;
+  int64_t low, high, leap = 1;
+  if (starts_before(guess)) {
+    low = guess;
+    while (low + leap < all && starts_before(low + leap)) low += leap, leap *= 2;
+    high = low + leap < all ? low + leap : all;
+  } else {
+    high = guess;
+    while (high - leap >= 0 && !starts_before(high - leap)) high -= leap, leap *= 2;
+    low = high - leap >= 0 ? high - leap : -1;
+  }
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (starts_before(middle))
+      low = middle;
+    else
+      high = middle;
+  }
+  return low < 0 ? 0 : low;
+}
+
+// ---- Groups by runs of equal keys ----
+
+// The first entry from `low` on whose key is not below (`after`: is above) `key`.
+__device__ inline int64_t bound_of(const Sorted &s, int64_t low, int64_t high, uint64_t key, bool after)
+{
+  while (low < high) {
+    int64_t middle = low + (high - low) / 2;
+    uint64_t here = key_at(s, middle);
+    if (here < key || (after && here == key))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// The last group that starts at or before `position`, when it is a long one.
+__device__ inline bool long_group_at(const Task &t, int64_t position, Span *span)
+{
+  int64_t all = t.entries * t.batch;
+  if (position >= all) position = all - 1;
+  if (position < 0 || t.groups * t.batch == 0) return false;
+  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays.
+  *span = span_of(t, group_holding(t, position));
+  return span->end - span->start > SHF_CHUNK;
+}
+
+// The long group, if there is one, that has a chunk in this slot.
+__device__ inline bool long_group_of_slot(const Task &t, int64_t slot, Span *span)
+{
+  if (!long_group_at(t, last_position(slot), span)) return false;
+  int64_t chunk = slot - first_slot(span->start);
+  return chunk >= 0 && chunk * SHF_CHUNK < span->end - span->start;
+}
+
+// ---- Listing long groups ----
+
+__host__ __device__ __forceinline__ int64_t most_longs(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
+
+__device__ __forceinline__ void list_long(const Task &t, const Span &span)
+{
+  int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
+  LongCount before = {atomicAdd(&t.long_count->packed, 1ull << LongCount::CHUNK_BITS | (unsigned long long)chunks)};
+  // Offsets that are out of order can claim more than there is room for.
+  if (before.groups() >= most_longs(t.entries * t.batch) || before.chunks() + chunks > t.slot_count) return;
+  t.longs[before.groups()] = LongGroup{span.problem, span.group, span.start, length, before.chunks()};
+}
+
+// What of the list may be read.
+__device__ __forceinline__ LongCount listed(const Task &t)
+{
+  LongCount count = *t.long_count;
+  int64_t groups = min(count.groups(), most_longs(t.entries * t.batch)), chunks = min(count.chunks(), t.slot_count);
+  return LongCount{(unsigned long long)groups << LongCount::CHUNK_BITS | (unsigned long long)chunks};
+}
+
+// The long group that owns a slot.
+__device__ inline LongGroup long_of_slot(const Task &t, int64_t groups, int64_t slot)
+{
+  int64_t low = 0, high = groups;
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (t.longs[middle].slot <= slot)
+      low = middle;
+    else
+      high = middle;
+  }
+  return t.longs[low];
+}
+
+// Long groups are also numbered by windows of 257 entries, in each of which at most one begins.
+__host__ __device__ __forceinline__ int64_t windows_for(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
+
+__device__ inline bool long_group_of_window(const Task &t, int64_t window, Span *span)
+{
+  enum { WINDOW = SHF_CHUNK + 1 };
+  return long_group_at(t, window * WINDOW + SHF_CHUNK, span) && span->start / WINDOW == window;
+}
+
+// ---- Entries ----
+
+__device__ __forceinline__ int64_t cell_offset(const Task &t, const shf_matrix &m, int64_t cell, int64_t size)
+{
+  return cell / t.columns * m.row_stride + cell % t.columns * size;
+}
+
+__device__ __forceinline__ char *target_row(const Task &t, const shf_matrix &m, int64_t problem, int64_t group,
+                                            int64_t size)
+{
+  int64_t at = t.columns ? cell_offset(t, m, group, size) : group * m.row_stride;
+  return m.data + problem * m.batch_stride + at;
+}
+
+// One decoded place: where its row lies (bytes from source.data; -1: a hole), what it is multiplied by, and what it
+// adds to the divisor of a weighted mean.
+template <class E> struct Place {
+  int64_t offset;
+  typename E::acc coefficient, counted_weight;
+  int counted;
+};
+
+template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem, int64_t entry)
+{
+  Place<E> p;
+  int64_t local = entry - problem * t.entries;
+  int64_t index = load_index(t.index.data + problem * t.index.batch_stride, local, t.index_wide);
+  uint64_t row = (uint64_t)index - (uint64_t)t.row_begin;
+  bool good = (uint64_t)index < (uint64_t)t.total_rows && index != t.padding;
+  bool here = good && row < (uint64_t)t.rows;
+  p.offset = here ? problem * t.source.batch_stride + (int64_t)row * t.source.row_stride : -1;
+  p.coefficient = here ? 1 : 0;
+  p.counted = good;
+  p.counted_weight = 0;
+  if (t.weighted && good) {
+    typename E::acc w =
+        weight_value<E>(((const typename E::weight *)(t.weights.data + problem * t.weights.batch_stride))[local]);
+    p.coefficient = here ? w : 0;
+    p.counted_weight = w;
+  }
+  return p;
+}
+
+template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
+{
+  typedef typename E::acc acc;
+  Place<E> p;
+  p.counted = 1;
+  p.counted_weight = 0;
+  p.coefficient = 1;
+  int64_t payload = payload_at(t.sorted, entry);
+  if (t.columns) {
+    int64_t cell = payload - problem * t.entries;
+    p.offset = problem * t.source.batch_stride + cell_offset(t, t.source, cell, sizeof(typename E::cell));
+    return p;
+  }
+  int64_t local = payload - problem * (t.payload_is_bag ? t.bags : t.entries), bag = local;
+  if (!t.payload_is_bag && t.bag_length > 0)
+    bag = local / t.bag_length;
+  else if (!t.payload_is_bag && t.bag_of)
+    bag = t.sorted.wide ? ((const int64_t *)t.bag_of)[payload] : (int64_t)((const uint32_t *)t.bag_of)[payload];
+  if (t.weighted)
+    p.coefficient =
+        weight_value<E>(((const typename E::weight *)(t.weights.data + problem * t.weights.batch_stride))[local]);
+  if (t.divisors) p.coefficient = p.coefficient / ((const acc *)t.divisors)[problem * t.bags + bag];
+  p.offset = problem * t.source.batch_stride + bag * t.source.row_stride;
+  return p;
+}
+
+// Entries of runs are decoded by decode_gradient, those of groups by one of the others.
+template <class E, bool RUNS>
+__device__ __forceinline__ Place<E> decode_place(const Task &t, int64_t problem, int64_t entry)
+{
+  if (RUNS) return decode_gradient<E>(t, problem, entry);
+  if (t.decode == BY_INDEX) return decode_index<E>(t, problem, entry);
+  Place<E> p;
+  int64_t row = (t.decode == IN_ORDER ? entry : payload_at(t.sorted, entry)) - problem * t.entries;
+  p.offset = problem * t.source.batch_stride + row * t.source.row_stride;
+  p.coefficient = 1;
+  p.counted = 1;
+  p.counted_weight = 0;
+  return p;
+}
+
+// Where the row of a group's entry lies, where nothing else about it matters: bytes from source.data, or -1.
+__device__ __forceinline__ int64_t offset_of(const Task &t, int64_t problem, int64_t entry)
+{
+  int64_t row = entry - problem * t.entries;
+  if (t.decode == BY_INDEX) {
+    int64_t index = load_index(t.index.data + problem * t.index.batch_stride, row, t.index_wide);
+    row = index - t.row_begin;
+    if ((uint64_t)row >= (uint64_t)t.rows || index < 0 || index == t.padding) return -1;
+  } else if (t.decode == BY_PAYLOAD) {
+    row = payload_at(t.sorted, entry) - problem * t.entries;
+  }
+  return problem * t.source.batch_stride + row * t.source.row_stride;
+}
+
+// What arg becomes when place number `entry` wins.
+__device__ __forceinline__ int64_t id_of(const Task &t, int64_t problem, int64_t entry)
+{
+  int64_t local = entry - problem * t.entries;
+  if (t.decode == BY_INDEX) return load_index(t.index.data + problem * t.index.batch_stride, local, t.index_wide);
+  return t.decode == IN_ORDER ? local : payload_at(t.sorted, entry) - problem * t.entries;
+}
+
+} // namespace shf
+#endif

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Everything that needs a CUDA device: builds, proves the bits, replays the reference vectors, feeds bad input, runs the
+# sanitizers, measures. On a machine with a device and nvcc:
+#
+#   tests/gpu/run.sh [step ...]      steps: build bits large faults verify sanitize bench; default: all but large
+#
+# BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`. Ends with a line for each
+# step; the exit code is the number of steps that failed.
+set -u
+cd "$(dirname "$0")/../.."
+
+BUILD=${BUILD:-build-gpu}
+JOBS=${JOBS:-$(nproc)}
+CMAKE_ARGS=${CMAKE_ARGS:-}
+BENCH=${BENCH:-}
+steps=${*:-build bits faults verify sanitize bench}
+logs=$BUILD/gpu-logs
+export SHEAF_PLUGIN_PATH=$PWD/$BUILD OMP_WAIT_POLICY=passive
+
+build() {
+  # shellcheck disable=SC2086 # CMAKE_ARGS holds several words
+  cmake -G Ninja -S . -B "$BUILD" -DSHEAF_CUDA=ON -DSHEAF_BUILD_TESTS=ON -DSHEAF_WERROR=ON $CMAKE_ARGS &&
+    ninja -C "$BUILD" -j "$JOBS" sheaf_cuda sheaf_cli $(cd tests/gpu && ls gpu_*.c | grep -v gpu_support | sed 's/\.c$//')
+}
+
+# Runs "name command ..." lines at the same time, each with its own log; shows those that fail.
+together() {
+  local failed=0 pids=() names=() name command i
+  while read -r name command; do
+    bash -c "$command" >"$logs/$name.log" 2>&1 &
+    pids+=($!)
+    names+=("$name")
+  done
+  for i in "${!pids[@]}"; do
+    wait "${pids[$i]}" && continue
+    failed=1
+    echo "--- ${names[$i]} failed"
+    grep -vE '^\[ (RUN|OK|  )' "$logs/${names[$i]}.log" | head -n 40
+  done
+  return $failed
+}
+
+types="f32 f64 f16 bf16 int8 int4"
+
+bits() {
+  for type in $types; do
+    for index in i32 i64; do
+      echo "bits.$type.$index SHEAF_TEST_ONLY=.$type.$index $BUILD/tests/gpu/gpu_bits"
+    done
+  done | together && grep -h "PASSED" "$logs"/bits.*.log
+}
+
+faults() { "$BUILD/tests/gpu/gpu_faults"; }
+
+large() { "$BUILD/tests/gpu/gpu_large"; }
+
+verify() { "$BUILD/sheaf" verify tests/vectors --device cuda; }
+
+# memcheck over every op and type, the other tools over two types, all with few and small problems.
+sanitize() {
+  local tool="compute-sanitizer --error-exitcode 9 --print-limit 5"
+  {
+    for type in $types; do
+      echo "memcheck.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i64 $tool --tool memcheck $BUILD/tests/gpu/gpu_bits"
+    done
+    for check in racecheck synccheck initcheck; do
+      for type in f32 f16; do
+        echo "$check.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i32 $tool --tool $check $BUILD/tests/gpu/gpu_bits"
+      done
+    done
+  } | together && grep -h "ERROR SUMMARY\|RACECHECK SUMMARY" "$logs"/*check.*.log | sort | uniq -c
+}
+
+bench() {
+  # shellcheck disable=SC2086
+  "$BUILD/sheaf" bench --device cuda $BENCH
+}
+
+mkdir -p "$logs"
+failures=0
+summary=
+for step in $steps; do
+  echo "=== $step"
+  begun=$SECONDS
+  if "$step"; then verdict=ok; else verdict=FAILED; failures=$((failures + 1)); fi
+  summary="$summary$(printf '%-10s %-7s %4d s' "$step" $verdict $((SECONDS - begun)))"$'\n'
+done
+printf '\n%s' "$summary"
+exit $failures
