@@ -61,8 +61,12 @@ compile_asan() {
 export UBSAN_OPTIONS=print_stacktrace=1
 export LSAN_OPTIONS=suppressions=$PWD/tests/scripts/lsan_suppressions.txt:print_suppressions=0
 
+# The leak checker of clang 14 takes a thread-local block that lies 16 bytes behind the start of a page (cmocka's, where
+# chance puts it there) for one of an old libc and reads its size from what happens to lie before it, unless it is told
+# not to follow __tls_get_addr. The blocks of what is loaded at the start are looked at all the same.
 test_asan() {
-  compile_asan && SHEAF_TEST_QUICK=1 ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 \
+  compile_asan &&
+    SHEAF_TEST_QUICK=1 ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:intercept_tls_get_addr=0 \
     run_tests "$build-asan" --parallel "$jobs"
 }
 
