@@ -19,8 +19,8 @@ static inline int64_t shf_align64(int64_t bytes) { return (bytes + 63) / 64 * 64
 
 enum { SHF_FAN_IN = 16, SHF_CHUNK = SHF_FAN_IN * SHF_FAN_IN };
 
-/* Rows are fetched at most so many entries early. */
-enum { SHF_MOST_AHEAD = SHF_CHUNK };
+/* Rows are asked for at most so many entries early, by a reduction and by a copy. */
+enum { SHF_MOST_AHEAD = 128, SHF_MOST_AHEAD_COPY = 256 };
 
 /* Rows of one operand, once per problem of a batch. Strides in bytes; a batch stride of 0 shares the rows. */
 typedef struct shf_matrix {

@@ -225,7 +225,7 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.by_frequency = d->scale_grad_by_freq;
   if (d->kind == SHEAF_LOOKUP_BACKWARD) job.bag_length = -1;
   if (job.mean) job.counts = divisors(r);
-  job.ahead = shf_plan_ahead(d->rows, job.row_bytes, SHF_UPDATE_AHEAD);
+  job.ahead = shf_plan_ahead(d->rows, job.row_bytes, SHF_UPDATE_AHEAD, SHF_MOST_AHEAD);
   job.fetch_source =
       (d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags) > SOURCE_CACHED_BYTES / (job.row_bytes + 1);
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {

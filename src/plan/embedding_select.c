@@ -245,6 +245,11 @@ static sheaf_status lay_out(sheaf_plan *plan)
   return SHEAF_OK;
 }
 
+static int is_bag_forward(sheaf_embedding_kind kind)
+{
+  return kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX;
+}
+
 sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const sheaf_preference *preference,
                                     sheaf_plan **plan)
 {
@@ -268,7 +273,10 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   SHF_TRY(check_options(d));
   made.acc_bytes = shf_core_dtype_size(shf_core_dtype_acc(d->dtype));
   made.row_bytes = sheaf_dtype_row_bytes(d->dtype, d->dim);
-  made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD);
+  if (is_bag_forward(d->kind))
+    made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD, SHF_MOST_AHEAD);
+  else
+    made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD, SHF_MOST_AHEAD_COPY);
   if (made.api) {
     SHF_TRY(shf_plan_device_select(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
   } else {

@@ -221,11 +221,10 @@ void shf_plan_parallel(int threads, shf_task *task, void *context);
 /* Threads worth waking for this many bytes of traffic, at most `limit`. */
 int shf_plan_worth(int64_t bytes, int limit);
 
-/* How many rows of a random walk are fetched early: so many bytes that memory is kept busy, half of them at a time.
- * Measured: rows that are read want large bursts, rows that are also written small ones. Nothing for rows that all fit
- * the cache, where asking costs more than it brings. */
+/* How many rows of a random walk are asked for early: so many bytes that memory is kept busy, at most so many rows; less
+ * where rows are written as well. Nothing for rows that all fit the cache, where asking costs more than it brings. */
 enum { SHF_READ_AHEAD = 64 << 10, SHF_UPDATE_AHEAD = 10 << 10 };
-int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes);
+int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes, int64_t most);
 
 /* Whether an output of so many rows is better stored past the cache: it would not stay there, and its rows are whole
  * cache lines. */

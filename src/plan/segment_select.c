@@ -202,7 +202,7 @@ sheaf_status sheaf_segment_select(const sheaf_segment_desc *desc, const sheaf_pr
   SHF_TRY(check_extents(d, made.batch));
   made.acc_bytes = shf_core_dtype_size(shf_core_dtype_acc(d->dtype));
   made.row_bytes = sheaf_dtype_row_bytes(d->dtype, d->dim);
-  made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD);
+  made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD, SHF_MOST_AHEAD);
   if (made.api) {
     SHF_TRY(shf_plan_device_select(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
   } else {

@@ -51,13 +51,13 @@ int shf_plan_worth(int64_t bytes, int limit)
   return shares >= 2 && shares >= limit / THREADS_A_SHARE ? limit : 1;
 }
 
-enum { CACHED_BYTES = 1 << 20, AHEAD_LEAST = 4, STREAM_BYTES = 8 << 20 };
+enum { CACHED_BYTES = 1 << 20, AHEAD_LEAST = 8, STREAM_BYTES = 8 << 20 };
 
-int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes)
+int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes, int64_t most)
 {
   if (row_bytes == 0 || (rows <= CACHED_BYTES / row_bytes && !always_split())) return 0;
   int64_t ahead = bytes / row_bytes;
-  return ahead < AHEAD_LEAST ? AHEAD_LEAST : ahead > SHF_MOST_AHEAD ? SHF_MOST_AHEAD : ahead;
+  return ahead < AHEAD_LEAST ? AHEAD_LEAST : ahead > most ? most : ahead;
 }
 
 int shf_plan_streams(const shf_matrix *target, int64_t rows, int64_t row_bytes)

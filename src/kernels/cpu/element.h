@@ -36,6 +36,13 @@ typedef int32_t lane_int;
 #define ELEMENT_QUANTISED 0
 #endif
 
+/* Whether values are widened or dequantised when they are loaded. */
+#if defined(ELEMENT_F32) || defined(ELEMENT_F64)
+#define SLOW_LOADS 0
+#else
+#define SLOW_LOADS 1
+#endif
+
 #if defined(ELEMENT_F32)
 #define ELEMENT_DTYPE SHEAF_F32
 #define ELEMENT_NAME f32

@@ -36,6 +36,7 @@ typedef __m256i vint;
 typedef vec vmask;
 
 FORCE_INLINE vint first_lanes(int lanes) { return INT_WORD(cmpgt)(vint_splat(lanes), lane_numbers()); }
+#define LOAD_AFTER(pointer, x) __asm__("" : "+r"(pointer) : "x"(x))
 FORCE_INLINE vec vec_zero(void) { return FLOAT_WORD(setzero)(); }
 FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
 FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }

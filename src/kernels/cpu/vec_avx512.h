@@ -29,10 +29,22 @@ typedef __mmask16 vmask;
 typedef __m512i vint;
 
 FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
+#define LOAD_AFTER(pointer, x) __asm__("" : "+r"(pointer) : "v"(x))
 FORCE_INLINE vec vec_zero(void) { return FLOAT_WORD(setzero)(); }
 FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
 FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }
-FORCE_INLINE vec vec_load_part(const acc *p, int lanes) { return FLOAT_WORD(maskz_loadu)(first_lanes(lanes), p); }
+/* No wider than need be: a load touches both of the lines it crosses, even where no lane lies in the second. */
+FORCE_INLINE vec vec_load_part(const acc *p, int lanes)
+{
+#if ELEMENT_WIDE
+  if (lanes <= 2) return _mm512_zextpd128_pd512(_mm_maskz_loadu_pd(first_lanes(lanes), p));
+  if (lanes <= 4) return _mm512_zextpd256_pd512(_mm256_maskz_loadu_pd(first_lanes(lanes), p));
+#else
+  if (lanes <= 4) return _mm512_zextps128_ps512(_mm_maskz_loadu_ps((__mmask8)first_lanes(lanes), p));
+  if (lanes <= 8) return _mm512_zextps256_ps512(_mm256_maskz_loadu_ps((__mmask8)first_lanes(lanes), p));
+#endif
+  return FLOAT_WORD(maskz_loadu)(first_lanes(lanes), p);
+}
 FORCE_INLINE void vec_store(acc *p, vec x) { FLOAT_WORD(storeu)(p, x); }
 FORCE_INLINE void vec_stream(acc *p, vec x) { FLOAT_WORD(stream)(p, x); }
 FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { FLOAT_WORD(mask_storeu)(p, first_lanes(lanes), x); }

@@ -8,6 +8,7 @@
  *   ..._stream                 store past the caches, to an address that is a multiple of the vector
  *   u8_load                    bytes as numbers
  *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
+ *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
  */
 #ifndef SHF_KERNELS_VEC_SCALAR_H
 #define SHF_KERNELS_VEC_SCALAR_H
@@ -24,6 +25,7 @@ typedef acc vec;
 typedef lane_int vint;
 typedef int vmask;
 
+#define LOAD_AFTER(pointer, x) (void)0
 FORCE_INLINE vec vec_zero(void) { return 0; }
 FORCE_INLINE vec vec_splat(acc x) { return x; }
 FORCE_INLINE vec vec_load(const acc *p) { return *p; }
