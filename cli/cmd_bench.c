@@ -12,33 +12,11 @@
 #include "bench_tools.h"
 #include "cli_impl.h"
 
-static const char help[] =
-  "Usage: sheaf bench [SUITE] [FILTER ...] [--threads N] [--isa NAME] [--seconds S] [--quick] [--grid] [--json]\n"
-  "                   [--list]\n\n"
-  "Measures this machine's memory (reading, copying, rows gathered from and updated at random places, each in many\n"
-  "ways of which the best counts), then runs cases, each in turn with the ceiling that fits it, on cold rows. Shows the\n"
-  "median time with its spread, GB/s of bytes that had to move, and that as a fraction of the ceiling.\n\n"
-  "SUITE is lookup, bag, backward, segment, small, pathology or all (the default); or dispatch, which measures what ops\n"
-  "and layers add to a small call. Only cases whose name holds every FILTER are run: 'sheaf bench bag f16 D128'. The\n"
-  "column 'quiet' is the fraction with both sides at their 90th percentile, which a busy machine disturbs least; runs\n"
-  "that the kernel interrupts are repeated.\n\n"
-  "'sheaf bench shard', under mpirun, measures ops over ranks, and has a --help of its own.\n\n"
-  "  --threads N    threads of cases and ceilings; default: one, then as many as the library takes\n"
-  "  --isa NAME     scalar, avx2 or avx512; default: the best one here. Ceilings always take the best\n"
-  "  --seconds S    how long to measure each case, about; default 1, with --quick 0.2\n"
-  "  --quick        the most telling cases only, in under a minute\n"
-  "  --grid         every width, length, spread, dtype and mode of bags (2100 cases)\n"
-  "  --json         one object {machine, ceilings, results} instead of a table\n"
-  "  --list         name the cases and run none\n"
-  "  --device NAME  cuda or cuda:N: cases of its own on that device, beside its copy bandwidth; words are filters\n"
-  "  --help         this text\n\n"
-  "Needs up to 11 GB of memory; cases that want more than there is are passed over.\n" CLI_EXIT_CODES_HELP;
-
 enum { MAX_WORDS = 16, MAX_CEILINGS = 64, CEILING_TABLE = 512000000 };
 
 typedef struct bench_options {
   const char *words[MAX_WORDS + 1];
-  const char *isa, *device;
+  const char *isa, *device, *report, *compare;
   int threads, quick, grid, json, list;
   double seconds;
 } bench_options;
@@ -218,8 +196,9 @@ int cmd_bench(int argc, char **argv)
   const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads}, {"--isa", CLI_TEXT, &options.isa},
                               {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},
                               {"--grid", CLI_FLAG, &options.grid},          {"--json", CLI_FLAG, &options.json},
-                              {"--list", CLI_FLAG, &options.list},          {"--device", CLI_TEXT, &options.device}};
-  const cli_syntax syntax = {"bench", help, known, sizeof known / sizeof *known, options.words, MAX_WORDS};
+                              {"--list", CLI_FLAG, &options.list},          {"--device", CLI_TEXT, &options.device},
+                              {"--report", CLI_TEXT, &options.report},      {"--compare", CLI_TEXT, &options.compare}};
+  const cli_syntax syntax = {"bench", known, sizeof known / sizeof *known, options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   if (options.device && strcmp(options.device, "cpu") != 0)

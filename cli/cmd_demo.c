@@ -5,17 +5,6 @@
 #include "cli_impl.h"
 #include "demo.h"
 
-static const char help[] =
-  "Usage: sheaf demo [--threads N] [--seconds S] [--quick]\n\n"
-  "Makes a table and index batches, measures this machine's memory bandwidth, then runs lookups, bags and segment\n"
-  "reductions, forward and backward. Each result is checked by plain code in double precision; each time is shown as\n"
-  "GB/s of bytes that had to move and as a fraction of the measured bandwidth that fits: 'gather' (rows at random\n"
-  "places), 'read' (sequential) or 'copy'. Needs about 1 GB of memory, less with --quick.\n\n"
-  "  --threads N    threads of every run and of the measurement; default: the library's\n"
-  "  --seconds S    how long to measure, about; default 12, with --quick 2\n"
-  "  --quick        a small table\n"
-  "  --help         this text\n" CLI_EXIT_CODES_HELP;
-
 static const char *const ceiling_names[DEMO_CEILINGS] = {"read", "copy", "gather"};
 
 static void print_machine(const demo_data *data, const double bandwidth[DEMO_CEILINGS])
@@ -76,7 +65,7 @@ int cmd_demo(int argc, char **argv)
   double seconds = 0;
   const cli_option options[] = {
     {"--threads", CLI_THREADS, &threads}, {"--seconds", CLI_SECONDS, &seconds}, {"--quick", CLI_FLAG, &quick}};
-  const cli_syntax syntax = {"demo", help, options, sizeof options / sizeof *options, NULL, 0};
+  const cli_syntax syntax = {"demo", options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   demo_data data;

@@ -11,17 +11,6 @@
 #include "cli_impl.h"
 #include "verify.h"
 
-static const char help[] =
-  "Usage: sheaf verify DIR [--isa NAME] [--threads N] [--device NAME] [--verbose]\n\n"
-  "Replays every *.safetensors reference case in DIR, forward and backward, and compares each result with the\n"
-  "answer in the file. Prints each case that fails with its first differing element, and last how many passed and\n"
-  "failed.\n\n"
-  "  --isa NAME     scalar, avx2 or avx512; default: the best one here\n"
-  "  --threads N    the most threads a run may use; above 1, small cases are split among them too\n"
-  "  --device NAME  cpu (default), cuda or cuda:N\n"
-  "  --verbose      name the cases that pass as well\n"
-  "  --help         this text\n" CLI_EXIT_CODES_HELP;
-
 /* ---- The files ----------------------------------------------------------------------------------------------- */
 
 typedef struct name_list {
@@ -135,7 +124,7 @@ int cmd_verify(int argc, char **argv)
   const cli_option options[] = {
     {"--isa", CLI_TEXT, &isa}, {"--threads", CLI_THREADS, &threads}, {"--verbose", CLI_FLAG, &verbose},
     {"--device", CLI_TEXT, &device_name}};
-  const cli_syntax syntax = {"verify", help, options, sizeof options / sizeof *options, &folder, 1};
+  const cli_syntax syntax = {"verify", options, sizeof options / sizeof *options, &folder, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   DLDevice device;
