@@ -7,10 +7,13 @@
 #include <string.h>
 
 #include "bench.h"
+#include "bench_compare.h"
 #include "bench_data.h"
 #include "bench_device.h"
 #include "bench_tools.h"
 #include "cli_impl.h"
+#include "json_out.h"
+#include "report.h"
 
 enum { MAX_WORDS = 16, MAX_CEILINGS = 64, CEILING_TABLE = 512000000 };
 
@@ -18,6 +21,8 @@ typedef struct bench_options {
   const char *words[MAX_WORDS + 1];
   const char *isa, *device, *report, *compare;
   int threads, quick, grid, json, list;
+  char *command_line;
+  json_t *old; /* of --compare */
   double seconds;
 } bench_options;
 
@@ -139,6 +144,25 @@ static void run_case(campaign *s, const bench_case *c)
   if (status == SHEAF_OK) bench_data_free(&data);
 }
 
+/* Results as JSON, as a page, beside earlier ones; the table has been printed on the way. */
+static int give_results(const bench_options *options, json_t *results)
+{
+  int code = CLI_OK;
+  if (results && options->old) bench_compare_add(results, options->old, options->compare);
+  if (results && options->old && !options->json) bench_compare_print(results);
+  if (options->report) {
+    json_t *page = json_deep_copy(results);
+    if (page && options->command_line) json_object_set_new(page, "command", json_string(options->command_line));
+    code = report_write("bench", options->report, "sheaf bench", page);
+  }
+  if (!options->json) {
+    json_decref(results);
+    return code;
+  }
+  int printed = cli_print_json("bench", results);
+  return code == CLI_OK ? printed : code;
+}
+
 static int run_cases(campaign *s, const bench_cases *list)
 {
   bool only_small = true;
@@ -154,7 +178,7 @@ static int run_cases(campaign *s, const bench_cases *list)
   }
   bench_show_progress("");
   bench_table_release(&s->table);
-  int code = s->options->json ? bench_print_json(&s->report) : CLI_OK;
+  int code = give_results(s->options, bench_report_json(&s->report));
   return s->failed ? CLI_FAILED : code;
 }
 
@@ -189,6 +213,43 @@ static int set_isa(const char *name)
   return cli_misused("bench", "--isa takes scalar, avx2 or avx512, not '%s'", name);
 }
 
+/* Everything but the options themselves. */
+static int run_bench(bench_options *options)
+{
+  int code;
+  const char *suite = options->words[0];
+  if (options->device && strcmp(options->device, "cpu") != 0) {
+    if (options->report || options->compare)
+      return cli_misused("bench", "--report and --compare are for suites of the CPU");
+    return bench_on_device(options->device, options->words, options->quick, options->list);
+  }
+  if (suite && strcmp(suite, "dispatch") == 0)
+    return bench_dispatch(options->quick ? 0.2 : options->seconds, options->json, options->report,
+                          options->command_line);
+  if (suite && !is_suite(suite)) {
+    static const char *const names[] = {"lookup", "bag", "backward", "segment", "small", "pathology", "all", "dispatch", "shard"};
+    return cli_unknown("bench", "suite", suite, names, CLI_LENGTH(names));
+  }
+  if (options->isa && (code = set_isa(options->isa)) != CLI_GO_ON) return code;
+  if (options->compare && !(options->old = bench_compare_read(options->compare))) return CLI_FAILED;
+  bench_cases list = {0};
+  bench_list_cases(&list, options->grid);
+  keep_wanted(&list, options);
+  if (list.failed) {
+    cli_complain("bench", "out of memory");
+    code = CLI_FAILED;
+  } else if (list.count == 0) {
+    code = cli_misused("bench", "no case has that in its name");
+  } else if (options->list) {
+    for (int i = 0; i < list.count; i++) printf("%-9s %s\n", list.items[i].suite, list.items[i].name);
+    code = CLI_OK;
+  } else {
+    code = start_measuring(options, &list);
+  }
+  free(list.items);
+  return code;
+}
+
 int cmd_bench(int argc, char **argv)
 {
   if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc - 1, argv + 1);
@@ -201,27 +262,9 @@ int cmd_bench(int argc, char **argv)
   const cli_syntax syntax = {"bench", known, sizeof known / sizeof *known, options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
-  if (options.device && strcmp(options.device, "cpu") != 0)
-    return bench_on_device(options.device, options.words, options.quick, options.list);
-  if (options.words[0] && strcmp(options.words[0], "dispatch") == 0)
-    return bench_dispatch(options.quick ? 0.2 : options.seconds, options.json);
-  if (options.words[0] && !is_suite(options.words[0]))
-    return cli_misused("bench", "unknown suite '%s'", options.words[0]);
-  if (options.isa && (code = set_isa(options.isa)) != CLI_GO_ON) return code;
-  bench_cases list = {0};
-  bench_list_cases(&list, options.grid);
-  keep_wanted(&list, &options);
-  if (list.failed) {
-    cli_complain("bench", "out of memory");
-    code = CLI_FAILED;
-  } else if (list.count == 0) {
-    code = cli_misused("bench", "no case has that in its name");
-  } else if (options.list) {
-    for (int i = 0; i < list.count; i++) printf("%-9s %s\n", list.items[i].suite, list.items[i].name);
-    code = CLI_OK;
-  } else {
-    code = start_measuring(&options, &list);
-  }
-  free(list.items);
+  options.command_line = report_command_line(argc, argv);
+  code = run_bench(&options);
+  json_decref(options.old);
+  free(options.command_line);
   return code;
 }
