@@ -19,7 +19,7 @@ enum { MAX_WORDS = 16, MAX_CEILINGS = 64, CEILING_TABLE = 512000000 };
 
 typedef struct bench_options {
   const char *words[MAX_WORDS + 1];
-  const char *isa, *device, *report, *compare;
+  const char *isa, *device, *report, *compare, *from;
   int threads, quick, grid, json, list;
   char *command_line;
   json_t *old; /* of --compare */
@@ -148,13 +148,11 @@ static void run_case(campaign *s, const bench_case *c)
 static int give_results(const bench_options *options, json_t *results)
 {
   int code = CLI_OK;
+  if (results && options->command_line && !options->from)
+    json_object_set_new(results, "command", json_string(options->command_line));
   if (results && options->old) bench_compare_add(results, options->old, options->compare);
   if (results && options->old && !options->json) bench_compare_print(results);
-  if (options->report) {
-    json_t *page = json_deep_copy(results);
-    if (page && options->command_line) json_object_set_new(page, "command", json_string(options->command_line));
-    code = report_write("bench", options->report, "sheaf bench", page);
-  }
+  if (options->report) code = report_write("bench", options->report, "sheaf bench", json_incref(results));
   if (!options->json) {
     json_decref(results);
     return code;
@@ -232,6 +230,12 @@ static int run_bench(bench_options *options)
   }
   if (options->isa && (code = set_isa(options->isa)) != CLI_GO_ON) return code;
   if (options->compare && !(options->old = bench_compare_read(options->compare))) return CLI_FAILED;
+  if (options->from) {
+    if (!options->report && !options->compare && !options->json)
+      return cli_misused("bench", "--from is for --report, --compare or --json");
+    json_t *earlier = bench_compare_read(options->from);
+    return earlier ? give_results(options, earlier) : CLI_FAILED;
+  }
   bench_cases list = {0};
   bench_list_cases(&list, options->grid);
   keep_wanted(&list, options);
@@ -258,7 +262,8 @@ int cmd_bench(int argc, char **argv)
                               {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},
                               {"--grid", CLI_FLAG, &options.grid},          {"--json", CLI_FLAG, &options.json},
                               {"--list", CLI_FLAG, &options.list},          {"--device", CLI_TEXT, &options.device},
-                              {"--report", CLI_TEXT, &options.report},      {"--compare", CLI_TEXT, &options.compare}};
+                              {"--report", CLI_TEXT, &options.report},      {"--compare", CLI_TEXT, &options.compare},
+                              {"--from", CLI_TEXT, &options.from}};
   const cli_syntax syntax = {"bench", known, sizeof known / sizeof *known, options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

@@ -118,8 +118,12 @@ static int run_conversion(conversion *c)
   result_shape shape = {.dtype = c->to, .rank = tensor->rank, .name = tensor->name};
   memcpy(shape.shape, tensor->shape, sizeof shape.shape);
   if (packed) shape.shape[1] = c->table.dim;
+  char *key = note_key(tensor->name); /* bytes that are copied stay what the file says they are */
+  sheaf_io_metadata note = {key, table_note(&c->table)};
+  if (key && note.value && c->to == tensor->dtype) shape.metadata = &note, shape.metadata_count = 1;
   result_sink sink;
   int code = result_open(&sink, c->command, c->output, 0, &shape);
+  free(key);
   if (code != CLI_GO_ON) return code;
   if (tensor->rank == 0) sink.dim = 1;
   code = result_close(&sink, convert_all(c, &sink));

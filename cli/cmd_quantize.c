@@ -170,14 +170,11 @@ static int print_report(const packing *p, const packing_error *error)
 static int open_output(const packing *p, result_sink *sink)
 {
   const char *name = p->table.tensor->name && *p->table.tensor->name ? p->table.tensor->name : "table";
-  char note[48];
-  size_t room = strlen(name) + 32;
-  char *key = malloc(room);
+  char note[48], *key = note_key(name);
   if (!key) {
     cli_complain(command, "out of memory");
     return CLI_FAILED;
   }
-  snprintf(key, room, "sheaf.quantized.%s", name);
   snprintf(note, sizeof note, "%s %lld", sheaf_dtype_name(p->to), (long long)p->table.dim);
   sheaf_io_metadata metadata = {key, note};
   result_shape shape = {.dtype = SHEAF_U8, .rank = 2, .shape = {p->table.rows, p->packed_bytes}, .name = name,

@@ -102,6 +102,7 @@ static const cli_described bench_options[] = {
   {"--json", NULL, NULL, "one object {machine, ceilings, results} instead of a table"},
   {"--report", NULL, "FILE", "also write one HTML page with charts, which needs no network to be looked at"},
   {"--compare", NULL, "FILE", "show ratios to an earlier result of --json; in the page too"},
+  {"--from", NULL, "FILE", "take the results of an earlier --json instead of measuring, for --report and --compare"},
   {"--list", NULL, NULL, "name the cases and run none"},
   {"--device", NULL, "NAME", "cuda or cuda:N: cases of its own on that device, beside its copy bandwidth; words are filters"}};
 

@@ -184,13 +184,24 @@ int tensor_open(table_file *table, const char *command, const char *text)
   return code == CLI_GO_ON ? tensor_take(table) : code;
 }
 
-/* What `sheaf quantize` notes about its output: "int4 768" under "sheaf.quantized.<tensor>". */
+char *note_key(const char *name)
+{
+  char *key;
+  return asprintf(&key, "sheaf.quantized.%s", name) < 0 ? NULL : key;
+}
+
+const char *table_note(const table_file *table)
+{
+  char *key = note_key(table->tensor->name);
+  const char *note = key ? sheaf_io_metadata_of(table->file, key) : NULL;
+  free(key);
+  return note;
+}
+
 static int read_note(const table_file *table, sheaf_dtype *as, int64_t *dim)
 {
-  char *key = NULL, *end;
-  if (asprintf(&key, "sheaf.quantized.%s", table->tensor->name) < 0) return CLI_FAILED;
-  const char *note = sheaf_io_metadata_of(table->file, key);
-  free(key);
+  char *end;
+  const char *note = table_note(table);
   if (!note || *as != SHEAF_DTYPE_NONE) return CLI_GO_ON;
   *as = strncmp(note, "int8 ", 5) == 0 ? SHEAF_INT8 : strncmp(note, "int4 ", 5) == 0 ? SHEAF_INT4 : SHEAF_DTYPE_NONE;
   long long columns = strtoll(note + (strlen(note) > 5 ? 5 : 0), &end, 10);

@@ -37,6 +37,11 @@ int table_open(table_file *table, const char *command, const char *text, sheaf_d
 int table_take(table_file *table, sheaf_dtype as, int64_t dim, bool must_be_table);
 void table_close(table_file *table);
 
+/* What `sheaf quantize` notes about its output, "int4 768", under the key "sheaf.quantized.<tensor>"; NULL when there is
+ * none. The key is in memory of the caller's; NULL when that is short. */
+const char *table_note(const table_file *table);
+char *note_key(const char *name);
+
 /* Rows that one window holds, at least 1. */
 int64_t table_window(const table_file *table);
 
