@@ -98,6 +98,13 @@ static int print_report(const conversion *c)
 {
   FILE *stream = strcmp(c->output, "-") == 0 ? stderr : stdout;
   const char *from = sheaf_dtype_name(c->table.dtype), *to = sheaf_dtype_name(c->to);
+  bool packed = c->table.dtype == SHEAF_INT8 || c->table.dtype == SHEAF_INT4;
+  if (c->json && packed)
+    return cli_print_json_to(c->command,
+                             json_pack("{s:s, s:s, s:s, s:I, s:I, s:s}", "command", c->command, "from", from, "to", to,
+                                       "rows", (json_int_t)c->table.rows, "columns", (json_int_t)c->table.dim, "output",
+                                       c->output),
+                             stream);
   if (c->json)
     return cli_print_json_to(c->command,
                              json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "command", c->command, "from", from,
@@ -106,8 +113,10 @@ static int print_report(const conversion *c)
                                        "output", c->output),
                              stream);
   if (stream == stderr && c->quiet) return CLI_OK;
-  fprintf(stream, "%s: %lld x %lld, %s to %s; %lld numbers changed, %lld became infinite\n", c->output,
-          (long long)c->table.rows, (long long)c->table.dim, from, to, (long long)c->changed, (long long)c->overflowed);
+  fprintf(stream, "%s: %lld x %lld, %s to %s", c->output, (long long)c->table.rows, (long long)c->table.dim, from, to);
+  if (!packed)
+    fprintf(stream, "; %lld numbers changed, %lld became infinite", (long long)c->changed, (long long)c->overflowed);
+  fputc('\n', stream);
   return CLI_OK;
 }
 

@@ -39,8 +39,8 @@ sheaf_status shf_io_map_part(const char *path, int file, size_t first, size_t by
   size_t before = first % (size_t)sysconf(_SC_PAGESIZE), all = bytes + before;
   void *mapping = mmap(NULL, all, PROT_READ, MAP_PRIVATE, file, (off_t)(first - before));
   if (mapping == MAP_FAILED) return shf_io_fail_errno(path, "map the file", errno);
-  *content = (shf_io_bytes){
-      .data = (unsigned char *)mapping + before, .bytes = bytes, .mapping = mapping, .mapped = all};
+  *content =
+      (shf_io_bytes){.data = (unsigned char *)mapping + before, .bytes = bytes, .mapping = mapping, .mapped = all};
   return SHEAF_OK;
 }
 

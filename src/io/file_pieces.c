@@ -12,8 +12,8 @@ struct sheaf_io_writer {
 
 static sheaf_status check_output(const sheaf_io_output *output)
 {
-  SHF_REQUIRE(output && output->struct_size == sizeof *output, INVALID_PROBLEM,
-              "sheaf_io_write_begin: output is %s", output ? "of another version" : "NULL");
+  SHF_REQUIRE(output && output->struct_size == sizeof *output, INVALID_PROBLEM, "sheaf_io_write_begin: output is %s",
+              output ? "of another version" : "NULL");
   SHF_REQUIRE(output->format == SHEAF_IO_SAFETENSORS || output->format == SHEAF_IO_NPY, INVALID_PROBLEM,
               "sheaf_io_write_begin: format is %d", (int)output->format);
   SHF_REQUIRE(output->path || output->descriptor >= 0, INVALID_PROBLEM,
@@ -92,8 +92,8 @@ sheaf_status sheaf_io_write_end(sheaf_io_writer *writer, int keep)
   if (!writer) return SHEAF_OK;
   sheaf_status status = SHEAF_OK;
   if (keep && writer->left)
-    status = shf_core_fail(SHEAF_INVALID_PROBLEM, "sheaf_io_write_end: %zu bytes of the tensor are missing",
-                           writer->left);
+    status =
+        shf_core_fail(SHEAF_INVALID_PROBLEM, "sheaf_io_write_end: %zu bytes of the tensor are missing", writer->left);
   if (!writer->to_descriptor) {
     sheaf_status verdict = status == SHEAF_OK && !keep ? SHEAF_INTERNAL : status; /* anything but OK removes the file */
     verdict = shf_io_finish(&writer->output, verdict);

@@ -47,7 +47,8 @@ static sheaf_status map_head(const char *path, int descriptor, size_t bytes, boo
 static void list_tensors(sheaf_io_file *file)
 {
   for (int64_t i = 0; i < file->count; i++) {
-    const sheaf_io_tensor *tensor = file->npy ? sheaf_npy_tensor(file->npy) : sheaf_safetensors_at(file->safetensors, i);
+    const sheaf_io_tensor *tensor =
+        file->npy ? sheaf_npy_tensor(file->npy) : sheaf_safetensors_at(file->safetensors, i);
     file->places[i] = (size_t)((uintptr_t)tensor->data - (uintptr_t)file->content.data);
     file->tensors[i] = *tensor;
     file->tensors[i].data = NULL;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "core/memory.h"
-#include "core/tables.h"
 #include "plan/plan_impl.h"
 
 const char *sheaf_metric_name(sheaf_metric metric)
@@ -18,22 +17,6 @@ const char *sheaf_metric_name(sheaf_metric metric)
 #undef SHEAF_X
   }
   return "none";
-}
-
-static shf_nearest_fn *find_kernel(sheaf_dtype dtype)
-{
-  static const struct {
-    const shf_kernel_row *rows; /* the first says for what the file is */
-    shf_nearest_fn *run;
-  } kernels[] = {
-#define SHF_X(isa, element, count) {shf_kernels_##isa##_##element, shf_nearest_##isa##_##element},
-      SHF_ROW_TABLES(SHF_X)
-#undef SHF_X
-  };
-  for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) /* best instruction set first */
-    if (kernels[i].rows->element == dtype && shf_plan_runs_on(kernels[i].rows->arch, sheaf_isa_current()))
-      return kernels[i].run;
-  return NULL;
 }
 
 /* ---- The best so far: a heap whose root is the farthest ---- */
@@ -123,7 +106,7 @@ static double norm_of_query(const nearest_search *search, sheaf_dtype dtype)
       .rows = search->job.query, .dim = search->job.dim, .metric = SHEAF_METRIC_DOT, .query = search->job.query};
   double square;
   unsigned mode = shf_core_fp_enter();
-  find_kernel(dtype)(&alone, 0, 1, &square);
+  shf_plan_nearest_kernel(dtype)(&alone, 0, 1, &square);
   double norm = dtype == SHEAF_F64 ? sqrt(square) : (double)sqrtf((float)square);
   shf_core_fp_leave(mode);
   return norm;
@@ -134,7 +117,7 @@ static sheaf_status check_desc(const sheaf_nearest_desc *desc)
   sheaf_dtype dtype = desc->dtype;
   SHF_REQUIRE(desc->metric >= SHEAF_METRIC_COSINE && desc->metric <= SHEAF_METRIC_L2, INVALID_PROBLEM,
               "metric is %d, which is none of cosine, dot and l2", (int)desc->metric);
-  SHF_REQUIRE(find_kernel(dtype), UNSUPPORTED,
+  SHF_REQUIRE(shf_plan_nearest_kernel(dtype), UNSUPPORTED,
               "nearest rows are found among f32, f64, f16, bf16, int8 or int4, not among %s (%d)",
               sheaf_dtype_name(dtype), (int)dtype);
   const int64_t most = (int64_t)1 << 46;
@@ -207,7 +190,7 @@ sheaf_status sheaf_nearest(const sheaf_nearest_desc *desc, const sheaf_operand *
   SHF_REQUIRE(*count >= 0 && *count <= known.k, INVALID_PROBLEM,
               "sheaf_nearest: count is %" PRId64 ", but results of earlier parts are 0 to k, which is %" PRId64, *count,
               known.k);
-  nearest_search search = {.desc = &known, .kernel = find_kernel(known.dtype)};
+  nearest_search search = {.desc = &known, .kernel = shf_plan_nearest_kernel(known.dtype)};
   SHF_TRY(bind(&search, table, query));
   int64_t bytes = known.rows, row_bytes = sheaf_dtype_row_bytes(known.dtype, known.dim);
   if (!shf_plan_multiply(&bytes, row_bytes)) bytes = INT64_MAX;
