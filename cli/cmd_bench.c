@@ -225,7 +225,8 @@ static int run_bench(bench_options *options)
     return bench_dispatch(options->quick ? 0.2 : options->seconds, options->json, options->report,
                           options->command_line);
   if (suite && !is_suite(suite)) {
-    static const char *const names[] = {"lookup", "bag", "backward", "segment", "small", "pathology", "all", "dispatch", "shard"};
+    static const char *const names[] = {"lookup",    "bag", "backward", "segment", "small",
+                                        "pathology", "all", "dispatch", "shard"};
     return cli_unknown("bench", "suite", suite, names, CLI_LENGTH(names));
   }
   if (options->isa && (code = set_isa(options->isa)) != CLI_GO_ON) return code;

@@ -1,4 +1,4 @@
-/* cli/cmd_convert.c: `sheaf convert` and `sheaf dequantize`: a tensor in another type or file format, window by window. */
+/* cli/cmd_convert.c: `sheaf convert` and `sheaf dequantize`: a tensor in another type or format, window by window. */
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -13,6 +13,7 @@ typedef struct conversion {
   int64_t dim;
   sheaf_dtype to;
   table_file table;
+  int64_t rows, columns;       /* of the tensor; `table` goes through it number by number, unless rows are packed */
   int64_t changed, overflowed; /* numbers that are not what they were; that became infinite */
 } conversion;
 
@@ -27,8 +28,8 @@ static bool convert_share(conversion *c, const char *rows, int64_t count, char *
   if (!is_float_dtype(from) && (from == SHEAF_INT8 || from == SHEAF_INT4)) {
     if (c->to == SHEAF_F32) return rows_to_f32(&c->table, rows, count, (float *)(void *)out);
     float *plain = malloc((size_t)numbers * sizeof *plain + 1);
-    bool fine = plain && rows_to_f32(&c->table, rows, count, plain) &&
-                numbers_convert(SHEAF_F32, plain, c->to, out, numbers);
+    bool fine =
+        plain && rows_to_f32(&c->table, rows, count, plain) && numbers_convert(SHEAF_F32, plain, c->to, out, numbers);
     free(plain);
     return fine;
   }
@@ -47,7 +48,6 @@ static bool convert_window(conversion *c, const char *rows, int64_t count, char 
   int threads = c->threads ? c->threads : sheaf_threads();
   int64_t changed = 0, overflowed = 0, out_bytes = sheaf_dtype_row_bytes(c->to, c->table.dim);
   int failed = 0;
-  /* Few rows may be long ones: shares are of numbers where the tensor is not packed. */
 #pragma omp parallel for num_threads(threads) reduction(+ : changed, overflowed) reduction(| : failed)
   for (int t = 0; t < threads; t++) {
     int64_t first = count * t / threads, last = count * (t + 1) / threads;
@@ -79,7 +79,7 @@ static int convert_all(conversion *c, result_sink *sink)
     if (!rows) {
       code = CLI_FAILED;
     } else if (!convert_window(c, rows, count, out)) {
-      cli_complain(c->command, "a number of rows %lld to %lld of '%s' cannot be held by %s", (long long)first,
+      cli_complain(c->command, "one of the numbers %lld to %lld of '%s' cannot be held by %s", (long long)first,
                    (long long)(first + count - 1), c->text, sheaf_dtype_name(c->to));
       code = CLI_FAILED;
     } else if (!result_append(sink, out, count)) {
@@ -102,18 +102,18 @@ static int print_report(const conversion *c)
   if (c->json && packed)
     return cli_print_json_to(c->command,
                              json_pack("{s:s, s:s, s:s, s:I, s:I, s:s}", "command", c->command, "from", from, "to", to,
-                                       "rows", (json_int_t)c->table.rows, "columns", (json_int_t)c->table.dim, "output",
+                                       "rows", (json_int_t)c->rows, "columns", (json_int_t)c->columns, "output",
                                        c->output),
                              stream);
   if (c->json)
     return cli_print_json_to(c->command,
                              json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "command", c->command, "from", from,
-                                       "to", to, "rows", (json_int_t)c->table.rows, "columns", (json_int_t)c->table.dim,
+                                       "to", to, "rows", (json_int_t)c->rows, "columns", (json_int_t)c->columns,
                                        "changed", (json_int_t)c->changed, "overflowed", (json_int_t)c->overflowed,
                                        "output", c->output),
                              stream);
   if (stream == stderr && c->quiet) return CLI_OK;
-  fprintf(stream, "%s: %lld x %lld, %s to %s", c->output, (long long)c->table.rows, (long long)c->table.dim, from, to);
+  fprintf(stream, "%s: %lld x %lld, %s to %s", c->output, (long long)c->rows, (long long)c->columns, from, to);
   if (!packed)
     fprintf(stream, "; %lld numbers changed, %lld became infinite", (long long)c->changed, (long long)c->overflowed);
   fputc('\n', stream);
@@ -134,7 +134,14 @@ static int run_conversion(conversion *c)
   int code = result_open(&sink, c->command, c->output, 0, &shape);
   free(key);
   if (code != CLI_GO_ON) return code;
-  if (tensor->rank == 0) sink.dim = 1;
+  c->rows = c->table.rows;
+  c->columns = c->table.dim;
+  if (!packed) { /* windows and shares need not care how long rows are */
+    c->table.rows *= c->table.dim;
+    c->table.dim = sink.dim = 1;
+    c->table.row_bytes = sheaf_dtype_row_bytes(c->table.dtype, 1);
+    sink.row_bytes = sheaf_dtype_row_bytes(c->to, 1);
+  }
   code = result_close(&sink, convert_all(c, &sink));
   return code == CLI_OK ? print_report(c) : code;
 }
@@ -164,10 +171,10 @@ int cmd_dequantize(int argc, char **argv)
 {
   static const sheaf_dtype packed[] = {SHEAF_DTYPE_NONE, SHEAF_INT8, SHEAF_INT4};
   conversion c = {.command = "dequantize", .as = -1};
-  const cli_option options[] = {{"--to", CLI_CHOICE, &c.to_choice}, {"--output", CLI_TEXT, &c.output},
-                                {"--as", CLI_CHOICE, &c.as},        {"--dim", CLI_COUNT, &c.dim},
-                                {"--threads", CLI_THREADS, &c.threads}, {"--quiet", CLI_FLAG, &c.quiet},
-                                {"--json", CLI_FLAG, &c.json}};
+  const cli_option options[] = {
+      {"--to", CLI_CHOICE, &c.to_choice}, {"--output", CLI_TEXT, &c.output},      {"--as", CLI_CHOICE, &c.as},
+      {"--dim", CLI_COUNT, &c.dim},       {"--threads", CLI_THREADS, &c.threads}, {"--quiet", CLI_FLAG, &c.quiet},
+      {"--json", CLI_FLAG, &c.json}};
   const cli_syntax syntax = {"dequantize", options, CLI_LENGTH(options), &c.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

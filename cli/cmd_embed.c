@@ -1,6 +1,6 @@
 /* cli/cmd_embed.c: `sheaf lookup` and `sheaf bag`: rows of a table in a file, forward and backward.
  *
- * Forward, a block of bags at a time: the rows that its entries name are gathered into memory, and the op runs on those.
+ * Forward, a block of bags at a time: the rows that its entries name are gathered in memory, and the op runs on those.
  * The order of a sum depends on places within a bag only, so the bits are those of the whole table. Backward, a block
  * of the table's rows at a time, as a part of the table (row_begin, total_rows). */
 #include <stdlib.h>
@@ -47,9 +47,9 @@ static int check_indices(embed *e)
     return CLI_FAILED;
   }
   if (!e->bad || !e->bad_count) return CLI_GO_ON;
-  cli_complain(e->command, "indices: %lld at position %lld is outside 0..%lld; %lld such entr%s", (long long)e->bad_value,
-               (long long)e->bad_position, (long long)e->table.rows - 1, (long long)e->bad_count,
-               e->bad_count == 1 ? "y" : "ies");
+  cli_complain(e->command, "indices: %lld at position %lld is outside 0..%lld; %lld such entr%s",
+               (long long)e->bad_value, (long long)e->bad_position, (long long)e->table.rows - 1,
+               (long long)e->bad_count, e->bad_count == 1 ? "y" : "ies");
   return CLI_FAILED;
 }
 
@@ -65,7 +65,8 @@ static int make_bags(embed *e)
     e->bags = e->offsets_operand.count;
   } else if (e->bags_given) {
     if (indices->rank != 2)
-      return cli_misused(e->command, "'%s' has %d dimension%s: without --offsets it must be a matrix, a bag in each row",
+      return cli_misused(e->command,
+                         "'%s' has %d dimension%s: without --offsets it must be a matrix, a bag in each row",
                          e->words[1], indices->rank, indices->rank == 1 ? "" : "s");
     e->bags = indices->shape[0];
     length = indices->shape[1];
@@ -108,8 +109,7 @@ static int open_operands(embed *e)
   }
   if (!e->grad_path) return CLI_GO_ON;
   if ((code = operand_open(&e->grad, e->command, e->grad_path, false)) != CLI_GO_ON) return code;
-  if (e->grad.rank >= 1 && e->grad.shape[e->grad.rank - 1] == e->table.dim &&
-      e->grad.count == e->bags * e->table.dim)
+  if (e->grad.rank >= 1 && e->grad.shape[e->grad.rank - 1] == e->table.dim && e->grad.count == e->bags * e->table.dim)
     return CLI_GO_ON;
   cli_complain(e->command, "'%s' has %lld numbers; the gradient of %lld rows of %lld columns is wanted", e->grad_path,
                (long long)e->grad.count, (long long)e->bags, (long long)e->table.dim);
@@ -159,13 +159,6 @@ static void free_block(embed_block *block)
   free(block->local);
   free(block->starts);
   free(block->arg);
-}
-
-static void *rows_memory(int64_t rows, int64_t row_bytes)
-{
-  int64_t bytes;
-  if (__builtin_mul_overflow(rows, row_bytes, &bytes) || bytes > INT64_MAX - 128) return NULL;
-  return aligned_alloc(64, (size_t)(bytes + 64) / 64 * 64);
 }
 
 /* Where the block that starts at bag `first` ends: as many bags as a quarter of a window holds, at least one. */
@@ -221,13 +214,13 @@ static bool run_block(embed *e, embed_block *block, int64_t first, int64_t last)
   desc.has_padding = e->padding >= 0;
   desc.padding_idx = desc.has_padding ? count : 0;
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
-  run_operand operands[RUN_OPERANDS] = {
-      {&args.table, block->rows, packed ? SHEAF_U8 : e->table.dtype, count + 1,
-       packed ? e->table.row_bytes : e->table.dim, false},
-      {&args.indices, block->local, SHEAF_I64, count, -1, false},
-      {&args.out, block->out, e->plain, bags, e->table.dim, true}};
+  run_operand operands[RUN_OPERANDS] = {{&args.table, block->rows, packed ? SHEAF_U8 : e->table.dtype, count + 1,
+                                         packed ? e->table.row_bytes : e->table.dim, false},
+                                        {&args.indices, block->local, SHEAF_I64, count, -1, false},
+                                        {&args.out, block->out, e->plain, bags, e->table.dim, true}};
   int operand_count = 3;
-  if (e->bags_given) operands[operand_count++] = (run_operand){&args.offsets, block->starts, SHEAF_I64, bags + 1, -1, false};
+  if (e->bags_given)
+    operands[operand_count++] = (run_operand){&args.offsets, block->starts, SHEAF_I64, bags + 1, -1, false};
   if (e->weights_path) {
     char *weights = (char *)(uintptr_t)e->weights.data + begin * sheaf_dtype_row_bytes(e->weights.dtype, 1);
     operands[operand_count++] = (run_operand){&args.weights, weights, e->weights.dtype, count, -1, false};
@@ -287,8 +280,10 @@ static bool grad_block(embed *e, char *to, int64_t first, int64_t rows)
       {&args.grad_out, (void *)(uintptr_t)e->grad.data, e->grad.dtype, e->bags, e->table.dim, false},
       {&args.table_grad, to, e->plain, rows, e->table.dim, true}};
   int count = 2;
-  if (from_arg) operands[count++] = (run_operand){&args.arg, e->arg, SHEAF_I64, e->bags, e->table.dim, false};
-  else operands[count++] = (run_operand){&args.indices, e->indices, SHEAF_I64, e->entries, -1, false};
+  if (from_arg)
+    operands[count++] = (run_operand){&args.arg, e->arg, SHEAF_I64, e->bags, e->table.dim, false};
+  else
+    operands[count++] = (run_operand){&args.indices, e->indices, SHEAF_I64, e->entries, -1, false};
   if (e->bags_given && !from_arg)
     operands[count++] = (run_operand){&args.offsets, e->starts, SHEAF_I64, e->bags + 1, -1, false};
   if (e->weights_path)
@@ -307,7 +302,8 @@ static int run_backward(embed *e, result_sink *sink)
     int code = run_forward(e, NULL);
     if (code != CLI_OK) return code;
   }
-  int64_t row_bytes = sheaf_dtype_row_bytes(e->plain, e->table.dim), room = row_bytes ? window_bytes() / 4 / row_bytes : 1;
+  int64_t row_bytes = sheaf_dtype_row_bytes(e->plain, e->table.dim),
+          room = row_bytes ? window_bytes() / 4 / row_bytes : 1;
   if (room < 1) room = 1;
   if (room > e->table.rows) room = e->table.rows;
   char *rows = rows_memory(room, row_bytes);
@@ -334,7 +330,9 @@ static int run_backward(embed *e, result_sink *sink)
 static int shape_of_result(const embed *e, result_shape *shape)
 {
   const whole_operand *indices = &e->indices_operand;
-  *shape = (result_shape){.dtype = e->plain, .rank = 2, .shape = {e->grad_path ? e->table.rows : e->bags, e->table.dim},
+  *shape = (result_shape){.dtype = e->plain,
+                          .rank = 2,
+                          .shape = {e->grad_path ? e->table.rows : e->bags, e->table.dim},
                           .name = e->grad_path ? "grad" : "out"};
   if (e->grad_path || e->bags_given || indices->rank == 1) return CLI_GO_ON;
   if (indices->rank == SHEAF_IO_MAX_RANK) {
@@ -360,8 +358,10 @@ static int print_report(const embed *e, const result_sink *sink, const result_sh
       json_object_set_new(root, "first_bad_position", json_integer(e->bad_position));
       json_object_set_new(root, "first_bad_index", json_integer(e->bad_value));
     }
-    if (e->output) json_object_set_new(root, "output", json_string(e->output));
-    else json_object_set(root, "values", sink->values);
+    if (e->output)
+      json_object_set_new(root, "output", json_string(e->output));
+    else
+      json_object_set(root, "values", sink->values);
     return cli_print_json_to(e->command, root, stream);
   }
   if (e->bad_count)
@@ -395,11 +395,11 @@ static int run_command(embed *e)
 int cmd_lookup(int argc, char **argv)
 {
   embed e = {.command = "lookup", .padding = -1, .as = -1, .device = "cpu"};
-  const cli_option options[] = {{"--output", CLI_TEXT, &e.output},   {"--grad", CLI_TEXT, &e.grad_path},
+  const cli_option options[] = {{"--output", CLI_TEXT, &e.output},     {"--grad", CLI_TEXT, &e.grad_path},
                                 {"--padding", CLI_NUMBER, &e.padding}, {"--bad-index", CLI_CHOICE, &e.bad},
-                                {"--as", CLI_CHOICE, &e.as},         {"--dim", CLI_COUNT, &e.dim},
-                                {"--device", CLI_TEXT, &e.device},   {"--threads", CLI_THREADS, &e.threads},
-                                {"--quiet", CLI_FLAG, &e.quiet},     {"--json", CLI_FLAG, &e.json}};
+                                {"--as", CLI_CHOICE, &e.as},           {"--dim", CLI_COUNT, &e.dim},
+                                {"--device", CLI_TEXT, &e.device},     {"--threads", CLI_THREADS, &e.threads},
+                                {"--quiet", CLI_FLAG, &e.quiet},       {"--json", CLI_FLAG, &e.json}};
   const cli_syntax syntax = {"lookup", options, CLI_LENGTH(options), e.words, 2};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
@@ -410,12 +410,18 @@ int cmd_lookup(int argc, char **argv)
 int cmd_bag(int argc, char **argv)
 {
   embed e = {.command = "bag", .bags_given = true, .padding = -1, .as = -1, .device = "cpu"};
-  const cli_option options[] = {{"--output", CLI_TEXT, &e.output},        {"--mode", CLI_CHOICE, &e.mode},
-                                {"--offsets", CLI_TEXT, &e.offsets_path}, {"--weights", CLI_TEXT, &e.weights_path},
-                                {"--grad", CLI_TEXT, &e.grad_path},       {"--padding", CLI_NUMBER, &e.padding},
-                                {"--bad-index", CLI_CHOICE, &e.bad},      {"--as", CLI_CHOICE, &e.as},
-                                {"--dim", CLI_COUNT, &e.dim},             {"--device", CLI_TEXT, &e.device},
-                                {"--threads", CLI_THREADS, &e.threads},   {"--quiet", CLI_FLAG, &e.quiet},
+  const cli_option options[] = {{"--output", CLI_TEXT, &e.output},
+                                {"--mode", CLI_CHOICE, &e.mode},
+                                {"--offsets", CLI_TEXT, &e.offsets_path},
+                                {"--weights", CLI_TEXT, &e.weights_path},
+                                {"--grad", CLI_TEXT, &e.grad_path},
+                                {"--padding", CLI_NUMBER, &e.padding},
+                                {"--bad-index", CLI_CHOICE, &e.bad},
+                                {"--as", CLI_CHOICE, &e.as},
+                                {"--dim", CLI_COUNT, &e.dim},
+                                {"--device", CLI_TEXT, &e.device},
+                                {"--threads", CLI_THREADS, &e.threads},
+                                {"--quiet", CLI_FLAG, &e.quiet},
                                 {"--json", CLI_FLAG, &e.json}};
   const cli_syntax syntax = {"bag", options, CLI_LENGTH(options), e.words, 2};
   int code = cli_parse(&syntax, argc, argv);

@@ -30,8 +30,10 @@ static int find_row(search *s)
   s->row = is_number ? number : -1;
   if (!is_number || (s->names_path && number < 0)) s->row = row_names_find(&s->names, s->row_text);
   if (!is_number && s->row < 0) {
-    if (s->names_path) cli_complain(command, "no row is named '%s' in '%s'", s->row_text, s->names_path);
-    else cli_complain(command, "--row is '%s', which is no number (names need --names)", s->row_text);
+    if (s->names_path)
+      cli_complain(command, "no row is named '%s' in '%s'", s->row_text, s->names_path);
+    else
+      cli_complain(command, "--row is '%s', which is no number (names need --names)", s->row_text);
     return CLI_FAILED;
   }
   if (s->row >= 0 && s->row < s->table.rows) return CLI_GO_ON;
@@ -51,8 +53,10 @@ static int read_query(search *s)
   if (s->row >= 0) {
     const char *row = table_rows(&s->table, s->row, 1);
     if (!row) return CLI_FAILED;
-    if (wide) memcpy(s->query, row, (size_t)s->table.row_bytes);
-    else if (!rows_to_f32(&s->table, row, 1, s->query)) return cli_failed(command);
+    if (wide)
+      memcpy(s->query, row, (size_t)s->table.row_bytes);
+    else if (!rows_to_f32(&s->table, row, 1, s->query))
+      return cli_failed(command);
     return CLI_GO_ON;
   }
   whole_operand vector;
@@ -129,10 +133,10 @@ static int print_json(const search *s)
     if (name) json_object_set_new(item, "name", json_string(name));
     json_array_append_new(list, item);
   }
-  json_t *root = json_pack("{s:s, s:s, s:I, s:I, s:s, s:o}", "table", s->table_text, "dtype",
-                           sheaf_dtype_name(s->table.dtype), "rows", (json_int_t)s->table.rows, "columns",
-                           (json_int_t)s->table.dim, "metric", sheaf_metric_name((sheaf_metric)s->metric), "nearest",
-                           list);
+  json_t *root =
+      json_pack("{s:s, s:s, s:I, s:I, s:s, s:o}", "table", s->table_text, "dtype", sheaf_dtype_name(s->table.dtype),
+                "rows", (json_int_t)s->table.rows, "columns", (json_int_t)s->table.dim, "metric",
+                sheaf_metric_name((sheaf_metric)s->metric), "nearest", list);
   if (s->row >= 0) json_object_set_new(root, "row", json_integer(s->row));
   return cli_print_json(command, root);
 }
@@ -142,8 +146,10 @@ static int print_text(const search *s)
   const char *own = s->row >= 0 ? row_names_at(&s->names, s->row) : NULL;
   printf("%s: %lld rows of %lld %s; nearest to ", s->table_text, (long long)s->table.rows, (long long)s->table.dim,
          sheaf_dtype_name(s->table.dtype));
-  if (s->row >= 0) printf("row %lld%s%s by ", (long long)s->row, own ? " " : "", own ? own : "");
-  else printf("%s by ", s->query_path);
+  if (s->row >= 0)
+    printf("row %lld%s%s by ", (long long)s->row, own ? " " : "", own ? own : "");
+  else
+    printf("%s by ", s->query_path);
   printf("%s\n%4s %10s  %12s  %s\n", sheaf_metric_name((sheaf_metric)s->metric), "", "row", "score",
          s->names_path ? "name" : "");
   for (int64_t i = 0; i < s->found; i++) {

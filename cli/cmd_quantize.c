@@ -31,8 +31,7 @@ enum { BLOCK_ROWS = 1024 };
 
 static DLTensor matrix(void *data, sheaf_dtype dtype, int64_t *shape)
 {
-  return (DLTensor){
-      .data = data, .device = {kDLCPU, 0}, .ndim = 2, .dtype = sheaf_dtype_to_dl(dtype), .shape = shape};
+  return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = 2, .dtype = sheaf_dtype_to_dl(dtype), .shape = shape};
 }
 
 static void measure_row(const float *before, const float *after, int64_t dim, int64_t row, packing_error *error)
@@ -108,7 +107,7 @@ static bool pack_window(const packing *p, const char *rows, int64_t first, int64
   return false;
 }
 
-static int pack_all(const packing *p, result_sink *sink, packing_error *total)
+static int pack_all(packing *p, result_sink *sink, packing_error *total)
 {
   int64_t window = table_window(&p->table);
   if (window > p->table.rows) window = p->table.rows > 0 ? p->table.rows : 1;
@@ -122,7 +121,7 @@ static int pack_all(const packing *p, result_sink *sink, packing_error *total)
   int code = CLI_OK;
   for (int64_t first = 0; code == CLI_OK && first < p->table.rows; first += window) {
     int64_t count = p->table.rows - first < window ? p->table.rows - first : window;
-    const char *rows = table_rows((table_file *)&p->table, first, count);
+    const char *rows = table_rows(&p->table, first, count);
     bool fine = rows && pack_window(p, rows, first, count, packed, total);
     if (fine && p->output) fine = result_append(sink, packed, count);
     if (fine && !cli_progress_step(&progress, first + count)) {
@@ -146,11 +145,11 @@ static int print_report(const packing *p, const packing_error *error)
   double relative = error->value_square > 0 ? sqrt(error->square / error->value_square) : 0;
   double cosine = p->table.rows > 0 ? error->cosine / (double)p->table.rows : 1;
   if (p->json) {
-    json_t *root = json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:f}", "table", p->text, "from",
-        sheaf_dtype_name(p->table.dtype), "to", sheaf_dtype_name(p->to), "rows", (json_int_t)p->table.rows, "columns",
-        (json_int_t)p->table.dim, "bytes_before", before, "bytes_after", after, "error_rms", rms, "error_relative",
-        relative, "error_max", error->most, "error_max_row", (json_int_t)error->most_row, "cosine_mean", cosine);
+    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:f}", "table", p->text, "from",
+                             sheaf_dtype_name(p->table.dtype), "to", sheaf_dtype_name(p->to), "rows",
+                             (json_int_t)p->table.rows, "columns", (json_int_t)p->table.dim, "bytes_before", before,
+                             "bytes_after", after, "error_rms", rms, "error_relative", relative, "error_max",
+                             error->most, "error_max_row", (json_int_t)error->most_row, "cosine_mean", cosine);
     if (root && p->output) json_object_set_new(root, "output", json_string(p->output));
     return cli_print_json_to(command, root, stream);
   }
@@ -159,8 +158,8 @@ static int print_report(const packing *p, const packing_error *error)
           sheaf_dtype_name(p->table.dtype), sheaf_dtype_name(p->to));
   fprintf(stream, "size    %.2f MB to %.2f MB, %.2f times smaller\n", before / 1e6, after / 1e6,
           after > 0 ? before / after : 1);
-  fprintf(stream, "error   rms %.4g, which is %.3g %% of the values' rms; largest %.4g, in row %lld\n", rms, 100 * relative,
-          error->most, (long long)error->most_row);
+  fprintf(stream, "error   rms %.4g, which is %.3g %% of the values' rms; largest %.4g, in row %lld\n", rms,
+          100 * relative, error->most, (long long)error->most_row);
   fprintf(stream, "cosine  %.6f between a row and itself read back, on average\n", cosine);
   if (p->output && stream == stdout) printf("written to %s\n", p->output);
   return CLI_OK;
@@ -177,8 +176,12 @@ static int open_output(const packing *p, result_sink *sink)
   }
   snprintf(note, sizeof note, "%s %lld", sheaf_dtype_name(p->to), (long long)p->table.dim);
   sheaf_io_metadata metadata = {key, note};
-  result_shape shape = {.dtype = SHEAF_U8, .rank = 2, .shape = {p->table.rows, p->packed_bytes}, .name = name,
-                        .metadata = &metadata, .metadata_count = 1};
+  result_shape shape = {.dtype = SHEAF_U8,
+                        .rank = 2,
+                        .shape = {p->table.rows, p->packed_bytes},
+                        .name = name,
+                        .metadata = &metadata,
+                        .metadata_count = 1};
   int code = result_open(sink, command, p->output, 0, &shape);
   free(key);
   return code;

@@ -135,13 +135,6 @@ static bool run_block(segments *s, segment_block *block, int64_t first, int64_t 
   return false;
 }
 
-static void *rows_memory(int64_t rows, int64_t row_bytes)
-{
-  int64_t bytes;
-  if (__builtin_mul_overflow(rows, row_bytes, &bytes) || bytes > INT64_MAX - 128) return NULL;
-  return aligned_alloc(64, (size_t)(bytes + 64) / 64 * 64);
-}
-
 static bool do_block(segments *s, segment_block *block, int64_t first, int64_t last)
 {
   int64_t begin = s->starts[first], rows = s->starts[last] - begin, bytes = s->data.row_bytes;
@@ -193,8 +186,10 @@ static int run_blocks(segments *s, result_sink *sink)
     last = end_of_block(s, first);
     segment_block block = {0};
     bool fine = do_block(s, &block, first, last);
-    if (fine && all) place_rows(s, &block, first, last, all);
-    else if (fine) fine = result_append(sink, block.out, s->grad_path ? s->starts[last] - s->starts[first] : last - first);
+    if (fine && all)
+      place_rows(s, &block, first, last, all);
+    else if (fine)
+      fine = result_append(sink, block.out, s->grad_path ? s->starts[last] - s->starts[first] : last - first);
     free(block.rows);
     free(block.out);
     free(block.ids);
@@ -214,11 +209,13 @@ static int print_report(const segments *s, const result_sink *sink, const result
 {
   FILE *stream = s->output && strcmp(s->output, "-") == 0 ? stderr : stdout;
   if (s->json) {
-    json_t *root = json_pack("{s:s, s:s, s:[I, I], s:I}", "command", command, "dtype", sheaf_dtype_name(shape->dtype),
-                             "shape", (json_int_t)shape->shape[0], (json_int_t)shape->shape[1], "bad_indices",
-                             (json_int_t)s->bad_count);
-    if (s->output) json_object_set_new(root, "output", json_string(s->output));
-    else json_object_set(root, "values", sink->values);
+    json_t *root =
+        json_pack("{s:s, s:s, s:[I, I], s:I}", "command", command, "dtype", sheaf_dtype_name(shape->dtype), "shape",
+                  (json_int_t)shape->shape[0], (json_int_t)shape->shape[1], "bad_indices", (json_int_t)s->bad_count);
+    if (s->output)
+      json_object_set_new(root, "output", json_string(s->output));
+    else
+      json_object_set(root, "values", sink->values);
     return cli_print_json_to(command, root, stream);
   }
   if (s->bad_count)
@@ -233,12 +230,11 @@ static int print_report(const segments *s, const result_sink *sink, const result
 int cmd_segment(int argc, char **argv)
 {
   segments s = {.device = "cpu"};
-  const cli_option options[] = {{"--output", CLI_TEXT, &s.output},     {"--mode", CLI_CHOICE, &s.mode},
-                                {"--segments", CLI_COUNT, &s.count},   {"--grad", CLI_TEXT, &s.grad_path},
-                                {"--empty", CLI_CHOICE, &s.empty},     {"--ties", CLI_CHOICE, &s.ties},
-                                {"--bad-index", CLI_CHOICE, &s.bad},   {"--device", CLI_TEXT, &s.device},
-                                {"--threads", CLI_THREADS, &s.threads}, {"--quiet", CLI_FLAG, &s.quiet},
-                                {"--json", CLI_FLAG, &s.json}};
+  const cli_option options[] = {
+      {"--output", CLI_TEXT, &s.output},   {"--mode", CLI_CHOICE, &s.mode},   {"--segments", CLI_COUNT, &s.count},
+      {"--grad", CLI_TEXT, &s.grad_path},  {"--empty", CLI_CHOICE, &s.empty}, {"--ties", CLI_CHOICE, &s.ties},
+      {"--bad-index", CLI_CHOICE, &s.bad}, {"--device", CLI_TEXT, &s.device}, {"--threads", CLI_THREADS, &s.threads},
+      {"--quiet", CLI_FLAG, &s.quiet},     {"--json", CLI_FLAG, &s.json}};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), s.words, 2};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

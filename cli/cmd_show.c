@@ -186,7 +186,10 @@ static json_t *shape_to_json(const sheaf_io_tensor *tensor)
   return shape;
 }
 
-static const char *type_name(sheaf_dtype dtype) { return dtype == SHEAF_DTYPE_NONE ? "other" : sheaf_dtype_name(dtype); }
+static const char *type_name(sheaf_dtype dtype)
+{
+  return dtype == SHEAF_DTYPE_NONE ? "other" : sheaf_dtype_name(dtype);
+}
 
 static int list_tensors(const show *w)
 {
@@ -198,9 +201,12 @@ static int list_tensors(const show *w)
     char shape[128];
     print_shape(tensor, shape, sizeof shape);
     bytes += (double)tensor->bytes;
-    if (!w->json) printf("%-5s %-22s %10.2f MB  %s\n", type_name(tensor->dtype), shape, (double)tensor->bytes / 1e6, tensor->name);
-    else json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "dtype", type_name(tensor->dtype),
-                                               "shape", shape_to_json(tensor), "bytes", (json_int_t)tensor->bytes));
+    if (!w->json)
+      printf("%-5s %-22s %10.2f MB  %s\n", type_name(tensor->dtype), shape, (double)tensor->bytes / 1e6, tensor->name);
+    else
+      json_array_append_new(list,
+                            json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "dtype", type_name(tensor->dtype),
+                                      "shape", shape_to_json(tensor), "bytes", (json_int_t)tensor->bytes));
   }
   if (w->json) return cli_print_json(command, json_pack("{s:s, s:o}", "file", w->text, "tensors", list));
   json_decref(list);
@@ -284,9 +290,10 @@ static int print_text(show *w, const statistics *s)
     snprintf(columns, sizeof columns, "%lld to %lld", (long long)(w->table.dim * b / w->block_count),
              (long long)(w->table.dim * (b + 1) / w->block_count - 1));
     if (block->count)
-      printf("%-19s %12.6g %12.6g %12.6g %12.6g\n", columns, block->least, block->sum / (double)block->count, block->most,
-             deviation(block));
-    else printf("%-19s %12s %12s %12s %12s\n", columns, "-", "-", "-", "-");
+      printf("%-19s %12.6g %12.6g %12.6g %12.6g\n", columns, block->least, block->sum / (double)block->count,
+             block->most, deviation(block));
+    else
+      printf("%-19s %12s %12s %12s %12s\n", columns, "-", "-", "-", "-");
   }
   print_norms(s);
   return print_first_rows(w);
@@ -297,9 +304,9 @@ static json_t *blocks_to_json(const show *w, const statistics *s)
   json_t *list = json_array();
   for (int64_t b = 0; b < w->block_count; b++) {
     const column_block *block = &s->blocks[b];
-    json_t *item = json_pack("{s:I, s:I, s:I}", "first_column", (json_int_t)(w->table.dim * b / w->block_count),
-                             "last_column", (json_int_t)(w->table.dim * (b + 1) / w->block_count - 1), "finite",
-                             (json_int_t)block->count);
+    json_t *item =
+        json_pack("{s:I, s:I, s:I}", "first_column", (json_int_t)(w->table.dim * b / w->block_count), "last_column",
+                  (json_int_t)(w->table.dim * (b + 1) / w->block_count - 1), "finite", (json_int_t)block->count);
     if (block->count)
       json_object_update_new(item, json_pack("{s:f, s:f, s:f, s:f}", "least", block->least, "mean",
                                              block->sum / (double)block->count, "greatest", block->most, "deviation",
@@ -321,13 +328,13 @@ static json_t *norms_to_json(const statistics *s)
 
 static int print_json(const show *w, const statistics *s)
 {
-  return cli_print_json(
-      command, json_pack("{s:s, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "file", w->text, "name",
-                         w->table.tensor->name, "dtype", type_name(w->table.dtype), "shape",
-                         shape_to_json(w->table.tensor), "columns", (json_int_t)w->table.dim, "bytes",
-                         (json_int_t)w->table.tensor->bytes, "nan_rows", (json_int_t)s->nan_rows, "infinite_rows",
-                         (json_int_t)s->infinite_rows, "zero_rows", (json_int_t)s->zero_rows, "column_blocks",
-                         blocks_to_json(w, s), "norms", norms_to_json(s)));
+  return cli_print_json(command,
+                        json_pack("{s:s, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "file", w->text, "name",
+                                  w->table.tensor->name, "dtype", type_name(w->table.dtype), "shape",
+                                  shape_to_json(w->table.tensor), "columns", (json_int_t)w->table.dim, "bytes",
+                                  (json_int_t)w->table.tensor->bytes, "nan_rows", (json_int_t)s->nan_rows,
+                                  "infinite_rows", (json_int_t)s->infinite_rows, "zero_rows", (json_int_t)s->zero_rows,
+                                  "column_blocks", blocks_to_json(w, s), "norms", norms_to_json(s)));
 }
 
 /* Packed rows count as what they stand for; any tensor is shown as rows of its last dimension. */
@@ -357,10 +364,10 @@ static int show_one(show *w)
 int cmd_show(int argc, char **argv)
 {
   show w = {.as = -1, .first_rows = 3, .block_count = 4};
-  const cli_option options[] = {{"--rows", CLI_NUMBER, &w.first_rows}, {"--blocks", CLI_COUNT, &w.block_count},
-                                {"--as", CLI_CHOICE, &w.as},           {"--dim", CLI_COUNT, &w.dim},
-                                {"--threads", CLI_THREADS, &w.threads}, {"--quiet", CLI_FLAG, &w.quiet},
-                                {"--json", CLI_FLAG, &w.json}};
+  const cli_option options[] = {
+      {"--rows", CLI_NUMBER, &w.first_rows}, {"--blocks", CLI_COUNT, &w.block_count}, {"--as", CLI_CHOICE, &w.as},
+      {"--dim", CLI_COUNT, &w.dim},          {"--threads", CLI_THREADS, &w.threads},  {"--quiet", CLI_FLAG, &w.quiet},
+      {"--json", CLI_FLAG, &w.json}};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), &w.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

@@ -14,7 +14,7 @@ static const char command[] = "trace view";
 enum { MOST_DRAWN = 20000, MOST_OPS = 4096, MOST_THREADS = 256 };
 
 typedef struct trace_event {
-  int op, thread; /* places in the lists below */
+  int op, thread;     /* places in the lists below */
   double begin, time; /* microseconds */
   double bytes;
 } trace_event;
@@ -58,7 +58,8 @@ static void add_event(trace *t, json_t *item)
 {
   const char *phase = json_string_value(json_object_get(item, "ph"));
   const char *name = json_string_value(json_object_get(item, "name"));
-  json_t *begin = json_object_get(item, "ts"), *time = json_object_get(item, "dur"), *args = json_object_get(item, "args");
+  json_t *begin = json_object_get(item, "ts"), *time = json_object_get(item, "dur"),
+         *args = json_object_get(item, "args");
   if (!phase || strcmp(phase, "X") != 0 || !name || !json_is_number(begin) || !json_is_number(time) ||
       !(json_number_value(time) >= 0)) {
     t->others++;
@@ -149,16 +150,16 @@ static int write_page(trace *t, const trace_op *const *sorted, const char *file,
   }
   for (int i = 0; i < t->op_count; i++) json_array_append_new(names, json_string(t->ops[i].name));
   for (int i = 0; i < t->thread_count; i++) json_array_append_new(threads, json_integer(t->threads[i]));
-  json_t *page = json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:o, s:o, s:o, s:o}", "kind", "trace", "file", file, "command",
-                           line ? line : "", "count", (json_int_t)t->count, "begin", t->begin, "end", t->end, "events",
-                           events, "names", names, "threads", threads, "ops", ops_to_json(t, sorted));
+  json_t *page = json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:o, s:o, s:o, s:o}", "kind", "trace", "file", file,
+                           "command", line ? line : "", "count", (json_int_t)t->count, "begin", t->begin, "end", t->end,
+                           "events", events, "names", names, "threads", threads, "ops", ops_to_json(t, sorted));
   return report_write(command, path, file, page);
 }
 
 static int print_table(const trace *t, const trace_op *const *sorted, const char *file)
 {
-  printf("%s: %lld calls of %d ops on %d thread%s, %.3f ms from first to last\n", file, (long long)t->count, t->op_count,
-         t->thread_count, t->thread_count == 1 ? "" : "s", (t->end - t->begin) / 1e3);
+  printf("%s: %lld calls of %d ops on %d thread%s, %.3f ms from first to last\n", file, (long long)t->count,
+         t->op_count, t->thread_count, t->thread_count == 1 ? "" : "s", (t->end - t->begin) / 1e3);
   if (t->others) printf("%lld entries that are no complete events are passed over\n", (long long)t->others);
   printf("%-26s %-40s %10s %12s %12s %10s\n", "op", "last kernel", "calls", "total us", "us a call", "GB/s");
   for (int i = 0; i < t->op_count; i++)
@@ -186,8 +187,8 @@ static int view(int argc, char **argv)
     for (int i = 0; i < t->op_count; i++) sorted[i] = &t->ops[i];
     qsort(sorted, (size_t)t->op_count, sizeof *sorted, compare_ops);
     code = report ? write_page(t, sorted, file, report, line) : CLI_OK;
-    int printed = json ? cli_print_json(command, json_pack("{s:s, s:I, s:o}", "file", file, "calls", (json_int_t)t->count,
-                                                           "ops", ops_to_json(t, sorted)))
+    int printed = json ? cli_print_json(command, json_pack("{s:s, s:I, s:o}", "file", file, "calls",
+                                                           (json_int_t)t->count, "ops", ops_to_json(t, sorted)))
                        : print_table(t, sorted, file);
     if (code == CLI_OK) code = printed;
   }

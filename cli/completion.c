@@ -79,7 +79,8 @@ static void print_bash(void)
 {
   puts("# bash completion of sheaf, printed by `sheaf completion bash`\n"
        "_sheaf() {\n"
-       "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]:-} files=0 words=\n"
+       "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]:-} files=0 "
+       "words=\n"
        "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    command=");
   fputs("    words='--help --version --man", stdout);
   for (int i = 0; i < cli_command_count; i++)
@@ -87,7 +88,8 @@ static void print_bash(void)
   puts("'\n  fi");
   puts("  case \"$command ${COMP_WORDS[2]:-}\" in");
   for (int i = 0; i < cli_command_count; i++)
-    if (part_of(&cli_commands[i])) printf("  '%s') [ \"$COMP_CWORD\" -gt 2 ] && command='%s' ;;\n", cli_commands[i].name, cli_commands[i].name);
+    if (part_of(&cli_commands[i]))
+      printf("  '%s') [ \"$COMP_CWORD\" -gt 2 ] && command='%s' ;;\n", cli_commands[i].name, cli_commands[i].name);
   puts("  esac\n  case $command in");
   for (int i = 0; i < cli_command_count; i++) bash_case(&cli_commands[i]);
   puts("  esac\n"
@@ -106,9 +108,12 @@ static void zsh_option(const cli_described *option, const char *name)
 {
   printf("        '%s[", name);
   for (const char *c = option->help; *c; c++) {
-    if (*c == '\'') fputs("'\\''", stdout);
-    else if (strchr("[]:\\", *c)) printf("\\%c", *c);
-    else putchar(*c);
+    if (*c == '\'')
+      fputs("'\\''", stdout);
+    else if (strchr("[]:\\", *c))
+      printf("\\%c", *c);
+    else
+      putchar(*c);
   }
   putchar(']');
   if (is_choice(option->argument)) {
@@ -151,7 +156,8 @@ static void print_zsh(void)
   }
   puts("  )\n"
        "  if (( CURRENT == 2 )); then\n"
-       "    _describe command commands\n    _arguments '--help[this text]' '--version[the version]' '--man[the manual page]'\n"
+       "    _describe command commands\n    _arguments '--help[this text]' '--version[the version]' '--man[the manual "
+       "page]'\n"
        "    return\n  fi\n"
        "  command=$words[2]\n  shift words\n  (( CURRENT-- ))\n"
        "  case \"$command $words[2]\" in");
@@ -172,7 +178,8 @@ static void fish_condition(const cli_command *command)
   if (part)
     printf("complete -c sheaf -n '__fish_seen_subcommand_from %.*s; and __fish_seen_subcommand_from %s'",
            (int)(part - command->name - 1), command->name, part);
-  else printf("complete -c sheaf -n '__fish_seen_subcommand_from %s'", command->name);
+  else
+    printf("complete -c sheaf -n '__fish_seen_subcommand_from %s'", command->name);
 }
 
 static void print_fish(void)
@@ -184,8 +191,11 @@ static void print_fish(void)
   for (int i = 0; i < cli_command_count; i++) {
     const cli_command *command = &cli_commands[i];
     const char *part = part_of(command);
-    if (part) printf("complete -c sheaf -n '__fish_seen_subcommand_from %.*s' -f -a %s -d '", (int)(part - command->name - 1), command->name, part);
-    else printf("complete -c sheaf -n __fish_use_subcommand -f -a %s -d '", command->name);
+    if (part)
+      printf("complete -c sheaf -n '__fish_seen_subcommand_from %.*s' -f -a %s -d '", (int)(part - command->name - 1),
+             command->name, part);
+    else
+      printf("complete -c sheaf -n __fish_use_subcommand -f -a %s -d '", command->name);
     put(command->summary, "'\\");
     puts("'");
     if (is_choice(command->words)) {
@@ -251,9 +261,12 @@ static void put_roff(const char *text)
       at_start = true;
       continue;
     }
-    if (*text == '\\') fputs("\\e", stdout);
-    else if (*text == '-') fputs("\\-", stdout);
-    else putchar(*text);
+    if (*text == '\\')
+      fputs("\\e", stdout);
+    else if (*text == '-')
+      fputs("\\-", stdout);
+    else
+      putchar(*text);
     at_start = *text == '\n';
   }
   putchar('\n');

@@ -49,8 +49,10 @@ static bool store_integer(sheaf_dtype to, void *out, int64_t position, double va
 {
   double limit = to == SHEAF_I32 ? 0x1p31 : 0x1p63;
   if (!(value >= -limit && value < limit) || value != floor(value)) return false;
-  if (to == SHEAF_I32) ((int32_t *)out)[position] = (int32_t)value;
-  else ((int64_t *)out)[position] = (int64_t)value;
+  if (to == SHEAF_I32)
+    ((int32_t *)out)[position] = (int32_t)value;
+  else
+    ((int64_t *)out)[position] = (int64_t)value;
   return true;
 }
 

@@ -6,7 +6,10 @@
 #include "files.h"
 
 /* "3,1,42": nothing but numbers and commas. */
-static bool is_list(const char *text) { return *text && strspn(text, "0123456789,-") == strlen(text) && strcmp(text, "-") != 0; }
+static bool is_list(const char *text)
+{
+  return *text && strspn(text, "0123456789,-") == strlen(text) && strcmp(text, "-") != 0;
+}
 
 static int read_list(whole_operand *operand, const char *command, const char *text)
 {
@@ -69,7 +72,7 @@ int operand_indices(const char *command, const char *what, const char *text, who
     return CLI_FAILED;
   }
   for (int64_t i = 0; i < operand->count; i++)
-    (*numbers)[i] = operand->dtype == SHEAF_I32 ? ((const int32_t *)operand->data)[i]
-                                                : ((const int64_t *)operand->data)[i];
+    (*numbers)[i] =
+        operand->dtype == SHEAF_I32 ? ((const int32_t *)operand->data)[i] : ((const int64_t *)operand->data)[i];
   return CLI_GO_ON;
 }

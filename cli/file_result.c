@@ -7,12 +7,6 @@
 #include "files.h"
 #include "json_out.h"
 
-static bool ends_in(const char *path, const char *ending)
-{
-  size_t length = strlen(path), wanted = strlen(ending);
-  return length >= wanted && strcmp(path + length - wanted, ending) == 0;
-}
-
 static int open_writer(result_sink *sink, const result_shape *shape)
 {
   sheaf_io_output output = SHEAF_IO_OUTPUT_INIT;
@@ -22,9 +16,8 @@ static int open_writer(result_sink *sink, const result_shape *shape)
   output.path = to_pipe ? NULL : sink->path;
   output.descriptor = STDOUT_FILENO;
   output.format = ends_in(sink->path, ".safetensors") ? SHEAF_IO_SAFETENSORS : SHEAF_IO_NPY;
-  output.tensor = (sheaf_io_tensor){.name = shape->name && *shape->name ? shape->name : "table",
-                                    .dtype = shape->dtype,
-                                    .rank = shape->rank};
+  output.tensor = (sheaf_io_tensor){
+      .name = shape->name && *shape->name ? shape->name : "table", .dtype = shape->dtype, .rank = shape->rank};
   memcpy(output.tensor.shape, shape->shape, sizeof output.tensor.shape);
   output.tensor.bytes = (size_t)sheaf_dtype_row_bytes(shape->dtype, 1);
   for (int i = 0; i < shape->rank; i++) {
@@ -71,14 +64,17 @@ bool result_append(result_sink *sink, const void *data, int64_t rows)
 {
   const char *row = data;
   if (sink->writer) {
-    if (rows == 0 || sheaf_io_write_append(sink->writer, data, (size_t)(rows * sink->row_bytes)) == SHEAF_OK) return true;
+    if (rows == 0 || sheaf_io_write_append(sink->writer, data, (size_t)(rows * sink->row_bytes)) == SHEAF_OK)
+      return true;
     cli_failed(sink->command);
     sink->failed = true;
     return false;
   }
   for (int64_t i = 0; i < rows; i++, row += sink->row_bytes) {
-    if (sink->values) json_array_append_new(sink->values, row_to_json(sink, row));
-    else print_row(sink, row);
+    if (sink->values)
+      json_array_append_new(sink->values, row_to_json(sink, row));
+    else
+      print_row(sink, row);
   }
   return true;
 }

@@ -34,8 +34,11 @@ static sheaf_status set_operand(run_memory *memory, int i, const run_operand *op
   memory->at[i].shape[0] = operand->rows;
   memory->at[i].shape[1] = operand->columns;
   DLTensor *tensor = &memory->at[i].tensor;
-  *tensor = (DLTensor){.data = operand->data, .device = {kDLCPU, 0}, .ndim = operand->columns < 0 ? 1 : 2,
-                       .dtype = sheaf_dtype_to_dl(operand->dtype), .shape = memory->at[i].shape};
+  *tensor = (DLTensor){.data = operand->data,
+                       .device = {kDLCPU, 0},
+                       .ndim = operand->columns < 0 ? 1 : 2,
+                       .dtype = sheaf_dtype_to_dl(operand->dtype),
+                       .shape = memory->at[i].shape};
   operand->to->tensor = tensor;
   operand->to->bytes = memory->at[i].bytes;
   if (is_cpu(memory->place)) return SHEAF_OK;

@@ -19,6 +19,13 @@ int64_t window_bytes(void)
   return bytes > 0 && bytes < WINDOW_BYTES ? bytes : WINDOW_BYTES;
 }
 
+void *rows_memory(int64_t rows, int64_t row_bytes)
+{
+  int64_t bytes;
+  if (__builtin_mul_overflow(rows, row_bytes, &bytes) || bytes > INT64_MAX - 128) return NULL;
+  return aligned_alloc(64, (size_t)(bytes + 64) / 64 * 64);
+}
+
 /* ---- Opening ------------------------------------------------------------------------------------------------- */
 
 /* All of stdin, which cannot be mapped. */
@@ -70,7 +77,7 @@ static size_t length_of_path(const char *text)
   return length;
 }
 
-static bool ends_in(const char *path, const char *ending)
+bool ends_in(const char *path, const char *ending)
 {
   size_t length = strlen(path), wanted = strlen(ending);
   return length >= wanted && strcmp(path + length - wanted, ending) == 0;
@@ -85,8 +92,9 @@ static char *file_by_index(const table_file *table, const char *path, const char
     cli_failed(table->command);
     return NULL;
   }
-  if (!name) cli_complain(table->command, "'%s' is an index of %lld tensors; name one: %s:NAME", path,
-                          (long long)sheaf_safetensors_index_count(index), path);
+  if (!name)
+    cli_complain(table->command, "'%s' is an index of %lld tensors; name one: %s:NAME", path,
+                 (long long)sheaf_safetensors_index_count(index), path);
   bool is_there = false;
   for (int64_t i = 0; name && i < sheaf_safetensors_index_count(index); i++) {
     sheaf_index_entry entry = sheaf_safetensors_index_at(index, i);
@@ -108,8 +116,8 @@ static int choose_tensor(table_file *table, const char *path, const char *name)
     table->tensor = sheaf_io_find(table->file, name);
     if (table->tensor) return CLI_GO_ON;
     const char *first = sheaf_io_count(table->file) ? sheaf_io_at(table->file, 0)->name : "";
-    cli_complain(table->command, "'%s' has no tensor '%s'; it has %lld, such as '%s' ('sheaf show %s' lists them)", path,
-                 name, (long long)sheaf_io_count(table->file), first, path);
+    cli_complain(table->command, "'%s' has no tensor '%s'; it has %lld, such as '%s' ('sheaf show %s' lists them)",
+                 path, name, (long long)sheaf_io_count(table->file), first, path);
     return CLI_FAILED;
   }
   if (sheaf_io_count(table->file) == 1) table->tensor = sheaf_io_at(table->file, 0);
@@ -129,8 +137,10 @@ static int open_path(table_file *table)
   } else {
     file = strdup(path);
   }
-  if (file && sheaf_io_open(file, &table->file) == SHEAF_OK) code = choose_tensor(table, path, name);
-  else if (file) cli_failed(table->command);
+  if (file && sheaf_io_open(file, &table->file) == SHEAF_OK)
+    code = choose_tensor(table, path, name);
+  else if (file)
+    cli_failed(table->command);
   free(file);
   free(path);
   return code;
@@ -161,9 +171,11 @@ int tensor_take(table_file *table)
       const sheaf_io_tensor *other = sheaf_io_at(table->file, i);
       if (!largest || other->bytes > largest->bytes) largest = other;
     }
-    if (largest) cli_complain(command, "'%s' holds %lld tensors; name one, such as the largest: %s:%s", text,
-                              (long long)sheaf_io_count(table->file), text, largest->name);
-    else cli_complain(command, "'%s' holds no tensors", text);
+    if (largest)
+      cli_complain(command, "'%s' holds %lld tensors; name one, such as the largest: %s:%s", text,
+                   (long long)sheaf_io_count(table->file), text, largest->name);
+    else
+      cli_complain(command, "'%s' holds no tensors", text);
     return CLI_FAILED;
   }
   if (tensor->dtype == SHEAF_DTYPE_NONE) {
@@ -173,7 +185,8 @@ int tensor_take(table_file *table)
   table->dtype = tensor->dtype;
   table->dim = tensor->rank ? tensor->shape[tensor->rank - 1] : 1;
   table->rows = 1;
-  for (int i = 0; i + 1 < tensor->rank; i++) table->rows *= tensor->shape[i]; /* fits: the file's size has been checked */
+  for (int i = 0; i + 1 < tensor->rank; i++)
+    table->rows *= tensor->shape[i]; /* fits: the file's size has been checked */
   table->row_bytes = sheaf_dtype_row_bytes(table->dtype, table->dim);
   return CLI_GO_ON;
 }
@@ -227,8 +240,9 @@ static int set_packed(table_file *table, sheaf_dtype as, int64_t dim)
   }
   if (dim == 0) dim = as == SHEAF_INT8 ? width - tail : 2 * (width - tail);
   if (sheaf_dtype_row_bytes(as, dim) != width) {
-    cli_complain(table->command, "'%s' has rows of %lld bytes, but %lld columns of %s are packed into %lld", table->text,
-                 (long long)width, (long long)dim, sheaf_dtype_name(as), (long long)sheaf_dtype_row_bytes(as, dim));
+    cli_complain(table->command, "'%s' has rows of %lld bytes, but %lld columns of %s are packed into %lld",
+                 table->text, (long long)width, (long long)dim, sheaf_dtype_name(as),
+                 (long long)sheaf_dtype_row_bytes(as, dim));
     return CLI_FAILED;
   }
   table->dtype = as;

@@ -17,12 +17,12 @@ typedef struct table_file {
   const sheaf_io_tensor *tensor;
   sheaf_dtype dtype; /* INT8 and INT4 for packed rows; SHEAF_DTYPE_NONE until a tensor is chosen */
   int64_t rows, dim, row_bytes;
-  char *input;    /* what came from stdin */
-  char *aligned;  /* a copy of the window, where the file has it at an odd place */
+  char *input;   /* what came from stdin */
+  char *aligned; /* a copy of the window, where the file has it at an odd place */
   size_t aligned_bytes;
 } table_file;
 
-/* Opens FILE, FILE:TENSOR or '-', without choosing a tensor where there are several: CLI_GO_ON or an exit code. */
+/* Opens FILE, FILE:TENSOR or '-', choosing no tensor where there are several: CLI_GO_ON or an exit code. */
 int file_open(table_file *table, const char *command, const char *text);
 
 /* The same with one tensor chosen, as rows of the last dimension. `take` goes on where file_open has ended. */
@@ -33,12 +33,12 @@ int tensor_take(table_file *table);
  * follows from the width) as the options --as and --dim have them. */
 int table_open(table_file *table, const char *command, const char *text, sheaf_dtype as, int64_t dim);
 
-/* Whether an opened tensor holds packed rows; with `must_be_table`, anything but those and floating point is refused. */
+/* Whether an opened tensor holds packed rows; with `must_be_table`, all but those and floating point is refused. */
 int table_take(table_file *table, sheaf_dtype as, int64_t dim, bool must_be_table);
 void table_close(table_file *table);
 
-/* What `sheaf quantize` notes about its output, "int4 768", under the key "sheaf.quantized.<tensor>"; NULL when there is
- * none. The key is in memory of the caller's; NULL when that is short. */
+/* What `sheaf quantize` notes about its output, "int4 768", under the key "sheaf.quantized.<tensor>"; NULL when there
+ * is none. The key is in memory of the caller's; NULL when that is short. */
 const char *table_note(const table_file *table);
 char *note_key(const char *name);
 
@@ -53,6 +53,11 @@ bool table_gather(table_file *table, const int64_t *rows, int64_t count, char *t
 
 /* Bytes of one block of work; a window is at most so large. Tests make it small (SHEAF_TEST_WINDOW). */
 int64_t window_bytes(void);
+
+/* Memory for rows, aligned to 64 bytes and never of no bytes; free it. NULL when there is none. */
+void *rows_memory(int64_t rows, int64_t row_bytes);
+
+bool ends_in(const char *path, const char *ending);
 
 /* ---- Operands that are needed as a whole: file_operand.c -------------------------------------------------------- */
 
@@ -110,7 +115,7 @@ bool result_append(result_sink *sink, const void *data, int64_t rows);
 /* Keeps the file when `code` is CLI_OK, else removes it; an exit code. */
 int result_close(result_sink *sink, int code);
 
-/* ---- Running plans on host memory, on any device: file_run.c ------------------------------------------------------ */
+/* ---- Running plans on host memory, on any device: file_run.c ----------------------------------------------------- */
 
 typedef struct run_place {
   DLDevice device; /* type 0: the CPU */
@@ -126,7 +131,7 @@ enum { RUN_OPERANDS = 8 };
 typedef struct run_operand {
   sheaf_operand *to; /* its place in the args */
   void *data;
-  sheaf_dtype dtype; /* of the elements: u8 for packed rows */
+  sheaf_dtype dtype;     /* of the elements: u8 for packed rows */
   int64_t rows, columns; /* columns -1: a vector */
   bool output;
 } run_operand;

@@ -36,12 +36,14 @@ static void print_wrapped(FILE *stream, const char *text, int at, int indent)
 static void print_option(FILE *stream, const cli_described *option)
 {
   char words[96];
-  int length = snprintf(words, sizeof words, "%s%s%s%s%s", option->letter ? option->letter : "",
-                        option->letter ? ", " : "", option->name, option->argument ? " " : "",
-                        option->argument ? option->argument : "");
+  int length =
+      snprintf(words, sizeof words, "%s%s%s%s%s", option->letter ? option->letter : "", option->letter ? ", " : "",
+               option->name, option->argument ? " " : "", option->argument ? option->argument : "");
   fprintf(stream, "  %s", words);
-  if (length + 4 > OPTION_COLUMN) fprintf(stream, "\n%*s", OPTION_COLUMN, "");
-  else fprintf(stream, "%*s", OPTION_COLUMN - 2 - length, "");
+  if (length + 4 > OPTION_COLUMN)
+    fprintf(stream, "\n%*s", OPTION_COLUMN, "");
+  else
+    fprintf(stream, "%*s", OPTION_COLUMN - 2 - length, "");
   print_wrapped(stream, option->help, OPTION_COLUMN, OPTION_COLUMN);
 }
 
@@ -64,11 +66,15 @@ void cli_print_command_help(const cli_command *command, FILE *stream)
 void cli_print_help(FILE *stream)
 {
   fputs("Usage: sheaf COMMAND [ARGUMENTS]\n       sheaf --help | --version | --man\n\n"
-        "Sheaf computes on embedding tables: lookups, bags and segment reductions.\n\nCommands:\n", stream);
-  for (int i = 0; i < cli_command_count; i++)
-    if (cli_commands[i].run) fprintf(stream, "  %-*s%s\n", COMMAND_COLUMN - 2, cli_commands[i].name, cli_commands[i].summary);
-  fputs("\n'sheaf COMMAND --help' says more about each; 'sheaf --man | man -l -' shows all of it.\n\n" CLI_EXIT_CODES_HELP "\n",
+        "Sheaf computes on embedding tables: lookups, bags and segment reductions.\n\nCommands:\n",
         stream);
+  for (int i = 0; i < cli_command_count; i++)
+    if (cli_commands[i].run)
+      fprintf(stream, "  %-*s%s\n", COMMAND_COLUMN - 2, cli_commands[i].name, cli_commands[i].summary);
+  fputs(
+      "\n'sheaf COMMAND --help' says more about each; 'sheaf --man | man -l -' shows all of it.\n\n" CLI_EXIT_CODES_HELP
+      "\n",
+      stream);
 }
 
 /* Edits (insert, drop, change, swap neighbours) that make one word of another; words beyond LONGEST are far. */

@@ -42,7 +42,7 @@ int cli_failed(const char *command)
 int cli_unknown(const char *command, const char *what, const char *typed, const char *const *names, int count)
 {
   const char *meant = cli_suggest(typed, names, count);
-  if (meant) return cli_misused(command, "unknown %s '%s'; did you mean '%s'?", what, typed, meant);
+  if (meant) return cli_misused(command, "unknown %s '%s' (did you mean '%s'?)", what, typed, meant);
   return cli_misused(command, "unknown %s '%s'", what, typed);
 }
 
@@ -171,7 +171,8 @@ static int unknown_option(const cli_command *command, const char *text, size_t l
 {
   const char *names[32] = {"--help"};
   int count = 1;
-  for (int i = 0; i < command->option_count && count < CLI_LENGTH(names); i++) names[count++] = command->options[i].name;
+  for (int i = 0; i < command->option_count && count < CLI_LENGTH(names); i++)
+    names[count++] = command->options[i].name;
   char typed[64];
   snprintf(typed, sizeof typed, "%.*s", (int)length, text);
   return cli_unknown(command->name, "option", typed, names, count);

@@ -18,9 +18,12 @@ extern const unsigned char report_page[]; /* cli/report/page.html */
 static void put_escaped(FILE *file, const char *text)
 {
   for (; *text; text++) {
-    if (*text == '<') fputs("&lt;", file);
-    else if (*text == '&') fputs("&amp;", file);
-    else fputc(*text, file);
+    if (*text == '<')
+      fputs("&lt;", file);
+    else if (*text == '&')
+      fputs("&amp;", file);
+    else
+      fputc(*text, file);
   }
 }
 
@@ -28,8 +31,10 @@ static void put_escaped(FILE *file, const char *text)
 static void put_data(FILE *file, const char *json)
 {
   for (; *json; json++) {
-    if (*json == '<') fputs("\\u003c", file);
-    else fputc(*json, file);
+    if (*json == '<')
+      fputs("\\u003c", file);
+    else
+      fputc(*json, file);
   }
 }
 
@@ -67,7 +72,7 @@ static int write_file(const char *path, const char *title, const char *json)
 
 int report_write(const char *command, const char *path, const char *title, json_t *data)
 {
-  char *json = data ? json_dumps(data, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
+  char *json = data ? json_dumps(data, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
   json_decref(data);
   if (!json) {
     cli_complain(command, "no page could be made: out of memory, or a path that is not UTF-8");
@@ -88,8 +93,9 @@ char *report_command_line(int argc, char **argv)
   if (!line) return NULL;
   size_t used = (size_t)snprintf(line, room, "sheaf");
   for (int i = 0; i < argc; i++) {
-    bool plain = *argv[i] && strspn(argv[i], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%") ==
-                                 strlen(argv[i]);
+    bool plain =
+        *argv[i] &&
+        strspn(argv[i], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%") == strlen(argv[i]);
     used += (size_t)snprintf(line + used, room - used, plain ? " %s" : " '%s'", argv[i]);
   }
   return line;

@@ -107,8 +107,8 @@ static int from_json(row_names *names, const char *command, const char *path, js
 {
   json_t *vocabulary = json_object_get(json_object_get(root, "model"), "vocab");
   if (!vocabulary) vocabulary = root;
-  int code = json_is_object(vocabulary) ? from_object(names, command, vocabulary)
-                                        : from_array(names, command, vocabulary);
+  int code =
+      json_is_object(vocabulary) ? from_object(names, command, vocabulary) : from_array(names, command, vocabulary);
   json_t *added = json_object_get(root, "added_tokens"), *token; /* tokenizer.json lists special ones apart */
   size_t i;
   json_array_foreach(added, i, token)

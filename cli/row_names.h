@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 typedef struct row_names {
-  char *text;  /* the file, or all names of a vocabulary */
-  char **at;   /* NULL: the row has none */
+  char *text; /* the file, or all names of a vocabulary */
+  char **at;  /* NULL: the row has none */
   int64_t count;
 } row_names;
 

@@ -247,6 +247,9 @@ static void test_wrong_outputs_are_refused(void **state)
   sheaf_io_output output = output_to(path, SHEAF_IO_NPY);
   assert_int_equal(sheaf_io_write_begin(NULL, &writer), SHEAF_INVALID_PROBLEM);
   assert_int_equal(sheaf_io_write_begin(&output, NULL), SHEAF_INVALID_PROBLEM);
+  output.struct_size = 8;
+  assert_int_equal(sheaf_io_write_begin(&output, &writer), SHEAF_INVALID_PROBLEM);
+  output = output_to(path, SHEAF_IO_NPY);
   output.tensor.bytes--;
   assert_int_equal(sheaf_io_write_begin(&output, &writer), SHEAF_INVALID_PROBLEM);
   output = output_to(path, (sheaf_io_format)7);

@@ -12,8 +12,17 @@ struct sheaf_io_writer {
 
 static sheaf_status check_output(const sheaf_io_output *output)
 {
-  SHF_REQUIRE(output && output->struct_size == sizeof *output, INVALID_PROBLEM, "sheaf_io_write_begin: output is %s",
-              output ? "of another version" : "NULL");
+  SHF_REQUIRE(output, INVALID_PROBLEM, "sheaf_io_write_begin: output is NULL");
+  SHF_REQUIRE(output->struct_size >= sizeof *output && output->struct_size <= 65536, INVALID_PROBLEM,
+              "sheaf_io_write_begin: output.struct_size is %zu, but this version has %zu bytes; initialise it with "
+              "SHEAF_IO_OUTPUT_INIT",
+              output->struct_size, sizeof *output);
+  const char *given = (const char *)output;
+  for (size_t i = sizeof *output; i < output->struct_size; i++)
+    SHF_REQUIRE(given[i] == 0, INVALID_PROBLEM,
+                "sheaf_io_write_begin: output has a nonzero byte at %zu, beyond the %zu "
+                "that this version understands",
+                i, sizeof *output);
   SHF_REQUIRE(output->format == SHEAF_IO_SAFETENSORS || output->format == SHEAF_IO_NPY, INVALID_PROBLEM,
               "sheaf_io_write_begin: format is %d", (int)output->format);
   SHF_REQUIRE(output->path || output->descriptor >= 0, INVALID_PROBLEM,

@@ -549,6 +549,25 @@ def check_what_cannot_be_written_is_said():
     run("convert", "t.npy", "-o", "folder.npy", code=1)
 
 
+def check_progress_is_for_terminals():
+    np.save("t.npy", np.zeros((400000, 2), np.float32))
+    slow = {**os.environ, "SHEAF_TEST_WINDOW": "8"}  # a row at a time
+    for words, shown in (([], True), (["--quiet"], False)):
+        leader, follower = os.openpty()
+        done = subprocess.Popen([SHEAF, "show", "t.npy", *words], stdout=subprocess.DEVNULL, stderr=follower, env=slow)
+        os.close(follower)
+        text = b""
+        try:
+            while piece := os.read(leader, 4096):
+                text += piece
+        except OSError:  # the other end is closed
+            pass
+        done.wait()
+        os.close(leader)
+        check(done.returncode == 0 and (b" s left" in text) == shown, f"{words}: {text[-200:]}")
+    check(run("show", "t.npy", env=slow).stderr == b"", "silent in pipes")
+
+
 names = sys.argv[2:]
 for name, function in list(globals().items()):
     if name.startswith("check_") and (not names or name in names):
