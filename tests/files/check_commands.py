@@ -16,6 +16,7 @@ import oracle
 SHEAF = os.path.abspath(sys.argv[1])
 QUICK = os.environ.get("SHEAF_TEST_QUICK", "0") != "0"
 failures = 0
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait must not spin beside other tests
 
 
 def fail(text):
@@ -550,11 +551,13 @@ def check_what_cannot_be_written_is_said():
 
 
 def check_progress_is_for_terminals():
-    np.save("t.npy", np.zeros((400000, 2), np.float32))
     slow = {**os.environ, "SHEAF_TEST_WINDOW": "8"}  # a row at a time
-    for words, shown in (([], True), (["--quiet"], False)):
+
+    def on_terminal(*words):
         leader, follower = os.openpty()
-        done = subprocess.Popen([SHEAF, "show", "t.npy", *words], stdout=subprocess.DEVNULL, stderr=follower, env=slow)
+        begun = time.monotonic()
+        done = subprocess.Popen([SHEAF, "show", "t.npy", "--threads", "1", *words], stdout=subprocess.DEVNULL,
+                                stderr=follower, env=slow)
         os.close(follower)
         text = b""
         try:
@@ -562,10 +565,18 @@ def check_progress_is_for_terminals():
                 text += piece
         except OSError:  # the other end is closed
             pass
-        done.wait()
+        check(done.wait() == 0, "exit code")
         os.close(leader)
-        check(done.returncode == 0 and (b" s left" in text) == shown, f"{words}: {text[-200:]}")
-    check(run("show", "t.npy", env=slow).stderr == b"", "silent in pipes")
+        return text, time.monotonic() - begun
+
+    rows, seconds = 30000, 0
+    while seconds < 1.5:  # shown after a second
+        rows *= 2
+        np.save("t.npy", np.zeros((rows, 2), np.float32))
+        text, seconds = on_terminal()
+    check(b" rows, " in text and b" s left" in text, text[-200:])
+    check(on_terminal("--quiet")[0] == b"", "quiet")
+    check(run("show", "t.npy", "--threads", 1, env=slow).stderr == b"", "silent in pipes")
 
 
 names = sys.argv[2:]
