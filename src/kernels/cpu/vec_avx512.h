@@ -41,6 +41,7 @@ FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
 FORCE_INLINE vec vec_mul(vec a, vec b) { return FLOAT_WORD(mul)(a, b); }
 FORCE_INLINE vec vec_div(vec a, vec b) { return FLOAT_WORD(div)(a, b); }
 FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return FLOAT_WORD(fmadd)(a, b, c); }
+FORCE_INLINE vec vec_sqrt(vec a) { return FLOAT_WORD(sqrt)(a); }
 #if ELEMENT_WIDE
 FORCE_INLINE acc vec_fold(vec a)
 {

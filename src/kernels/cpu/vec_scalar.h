@@ -40,6 +40,11 @@ FORCE_INLINE vec vec_sub(vec a, vec b) { return a - b; }
 FORCE_INLINE vec vec_mul(vec a, vec b) { return a * b; }
 FORCE_INLINE vec vec_div(vec a, vec b) { return a / b; }
 FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return acc_fma(a, b, c); }
+#if ELEMENT_WIDE
+FORCE_INLINE vec vec_sqrt(vec a) { return __builtin_sqrt(a); }
+#else
+FORCE_INLINE vec vec_sqrt(vec a) { return __builtin_sqrtf(a); }
+#endif
 FORCE_INLINE acc vec_fold(vec a) { return a; }
 
 /* Whether x takes the place of best: greater (less), or the first NaN. */
