@@ -138,12 +138,14 @@ static const cli_described verify_options[] = {
     ISA,
     {"--threads", NULL, "N", "the most threads a run may use; above 1, small cases are split among them too"},
     DEVICE,
-    {"--verbose", NULL, NULL, "name the cases that pass as well"}};
+    {"--verbose", NULL, NULL, "name the cases that pass as well"},
+    JSON};
 
 static const cli_described demo_options[] = {
     {"--threads", NULL, "N", "threads of every run and of the measurement; default: the library's"},
     {"--seconds", NULL, "S", "how long to measure, about; default 12, with --quick 2"},
-    {"--quick", NULL, NULL, "a small table"}};
+    {"--quick", NULL, NULL, "a small table"},
+    JSON};
 
 static const cli_described bench_options[] = {
     {"--threads", NULL, "N", "threads of cases and ceilings; default: one, then as many as the library takes"},
