@@ -35,6 +35,13 @@ static int is_nearer(const nearest_heap *heap, sheaf_neighbour a, sheaf_neighbou
   return a.row < b.row;
 }
 
+/* What is true of nearly all rows, in one comparison: worse than the farthest of a full heap. */
+static inline int is_too_far(const nearest_heap *heap, double score)
+{
+  if (heap->count < heap->room) return 0;
+  return heap->least ? score > heap->at[0].score : score < heap->at[0].score;
+}
+
 static void sink(nearest_heap *heap, sheaf_neighbour moved)
 {
   int64_t place = 0;
@@ -93,6 +100,7 @@ static void search_share(void *context, int thread)
     int64_t count = last - row < SCORED_ROWS ? last - row : SCORED_ROWS;
     search->kernel(&search->job, row, count, scores);
     for (int64_t i = 0; i < count; i++) {
+      if (is_too_far(heap, scores[i])) continue;
       sheaf_neighbour candidate = {desc->first_row + row + i, scores[i]};
       if (!desc->has_excluded || candidate.row != desc->excluded) offer(heap, candidate);
     }
