@@ -2,6 +2,7 @@
 #ifndef SHEAF_CLI_BENCH_H
 #define SHEAF_CLI_BENCH_H
 
+#include <jansson.h>
 #include <sheaf/sheaf.h>
 #include <stdbool.h>
 
@@ -177,7 +178,7 @@ void bench_list_small(bench_cases *list);
 void bench_measure_small(const bench_case *c, const bench_effort *effort, bench_result *result);
 
 /* `sheaf bench dispatch`: what the dispatcher and each layer cost, with a report of its own (bench_dispatch.c). */
-int bench_dispatch(double seconds, int json);
+int bench_dispatch(double seconds, int json, const char *page, const char *command_line);
 
 /* ---- Report: bench_report.c ---------------------------------------------------------------------------------- */
 
@@ -194,6 +195,7 @@ void bench_print_machine(void);
 void bench_print_ceiling(const bench_ceiling *ceiling);
 void bench_print_head(void);
 void bench_print_result(const bench_result *result);
-int bench_print_json(const bench_report *report);
+json_t *bench_report_json(const bench_report *report); /* NULL when memory is short */
+json_t *bench_machine_json(void);
 
 #endif

@@ -6,6 +6,7 @@
 #include "bench.h"
 #include "bench_tools.h"
 #include "cli_impl.h"
+#include "report.h"
 
 enum { ROWS = 1000, DIM = 64, BATCH = 1000, MOST_ROUNDS = 400 };
 
@@ -241,7 +242,7 @@ static sheaf_status measure(lookup_world *w, double seconds, timing *timings, in
   return SHEAF_OK;
 }
 
-static int print_json(timing *timings, int rounds)
+static json_t *results_to_json(timing *timings, int rounds)
 {
   json_t *results = json_array();
   for (int i = 0; i < LINES; i++) {
@@ -258,10 +259,24 @@ static int print_json(timing *timings, int rounds)
   json_t *root = json_object();
   json_object_set_new(root, "dispatch", results);
   json_object_set_new(root, "rounds", json_integer(rounds));
+  return root;
+}
+
+static int print_json(timing *timings, int rounds)
+{
+  json_t *root = results_to_json(timings, rounds);
   int failed = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) != 0;
   printf("\n");
   json_decref(root);
   return failed ? CLI_FAILED : CLI_OK;
+}
+
+static int write_page(timing *timings, int rounds, const char *page, const char *command_line)
+{
+  json_t *root = results_to_json(timings, rounds);
+  json_object_set_new(root, "machine", bench_machine_json());
+  json_object_set_new(root, "command", json_string(command_line));
+  return report_write("bench", page, "sheaf bench dispatch", root);
 }
 
 static int print_table(timing *timings, int rounds)
@@ -277,7 +292,7 @@ static int print_table(timing *timings, int rounds)
   return CLI_OK;
 }
 
-int bench_dispatch(double seconds, int json)
+int bench_dispatch(double seconds, int json, const char *page, const char *command_line)
 {
   static timing timings[LINES];
   lookup_world w;
@@ -287,7 +302,8 @@ int bench_dispatch(double seconds, int json)
   if (status != SHEAF_OK) cli_complain("bench", "%s: %s", sheaf_status_name(status), sheaf_last_error());
   stop(&w);
   if (status != SHEAF_OK) return CLI_FAILED;
-  if (json) return print_json(timings, rounds);
+  int written = page ? write_page(timings, rounds, page, command_line) : CLI_OK;
+  if (json) return print_json(timings, rounds) == CLI_OK ? written : CLI_FAILED;
   bench_print_machine();
-  return print_table(timings, rounds);
+  return print_table(timings, rounds) == CLI_OK ? written : CLI_FAILED;
 }

@@ -186,7 +186,7 @@ static json_t *result_to_json(const bench_result *result)
   return NULL;
 }
 
-int bench_print_json(const bench_report *report)
+json_t *bench_report_json(const bench_report *report)
 {
   json_t *ceilings = json_array(), *results = json_array(), *skipped = json_array();
   int failed = 0;
@@ -202,5 +202,7 @@ int bench_print_json(const bench_report *report)
     json_decref(root);
     root = NULL;
   }
-  return cli_print_json("bench", root);
+  return root;
 }
+
+json_t *bench_machine_json(void) { return machine_to_json(); }

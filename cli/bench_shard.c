@@ -12,18 +12,6 @@
 #include "cli_impl.h"
 #include "shard_cli.h"
 
-static const char help[] =
-    "Usage: sheaf bench shard [--engine NAME] [--rows N] [--dim N] [--indices N] [--runs N]      (under mpirun)\n\n"
-    "Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows. For each: the time of a\n"
-    "call, bytes rank 0 sent, the part of the time that is left when nothing is exchanged (local), the engine's own\n"
-    "collective on as many bytes, and the rest of the time over that (ratio: 1 is the engine's own speed).\n\n"
-    "  --engine NAME    mpi (default) or self\n"
-    "  --rows N         rows of the table; default 131072\n"
-    "  --dim N          columns; default 64\n"
-    "  --indices N      indices of a batch, in bags of 16; default 131072\n"
-    "  --runs N         runs of each, of which the median counts; default 15\n"
-    "  --help           this text\n" CLI_EXIT_CODES_HELP;
-
 static const char command[] = "bench shard";
 enum { BAG = 16, MAX_RUNS = 101 };
 
@@ -229,7 +217,7 @@ int bench_shard(int argc, char **argv)
                                 {"--dim", CLI_TEXT, &dim},
                                 {"--indices", CLI_TEXT, &indices},
                                 {"--runs", CLI_TEXT, &runs}};
-  const cli_syntax syntax = {command, help, options, sizeof options / sizeof *options, NULL, 0};
+  const cli_syntax syntax = {command, options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   bench b = {0};

@@ -7,39 +7,22 @@
 #include <string.h>
 
 #include "bench.h"
+#include "bench_compare.h"
 #include "bench_data.h"
 #include "bench_device.h"
 #include "bench_tools.h"
 #include "cli_impl.h"
-
-static const char help[] =
-  "Usage: sheaf bench [SUITE] [FILTER ...] [--threads N] [--isa NAME] [--seconds S] [--quick] [--grid] [--json]\n"
-  "                   [--list]\n\n"
-  "Measures this machine's memory (reading, copying, rows gathered from and updated at random places, each in many\n"
-  "ways of which the best counts), then runs cases, each in turn with the ceiling that fits it, on cold rows. Shows the\n"
-  "median time with its spread, GB/s of bytes that had to move, and that as a fraction of the ceiling.\n\n"
-  "SUITE is lookup, bag, backward, segment, small, pathology or all (the default); or dispatch, which measures what ops\n"
-  "and layers add to a small call. Only cases whose name holds every FILTER are run: 'sheaf bench bag f16 D128'. The\n"
-  "column 'quiet' is the fraction with both sides at their 90th percentile, which a busy machine disturbs least; runs\n"
-  "that the kernel interrupts are repeated.\n\n"
-  "'sheaf bench shard', under mpirun, measures ops over ranks, and has a --help of its own.\n\n"
-  "  --threads N    threads of cases and ceilings; default: one, then as many as the library takes\n"
-  "  --isa NAME     scalar, avx2 or avx512; default: the best one here. Ceilings always take the best\n"
-  "  --seconds S    how long to measure each case, about; default 1, with --quick 0.2\n"
-  "  --quick        the most telling cases only, in under a minute\n"
-  "  --grid         every width, length, spread, dtype and mode of bags (2100 cases)\n"
-  "  --json         one object {machine, ceilings, results} instead of a table\n"
-  "  --list         name the cases and run none\n"
-  "  --device NAME  cuda or cuda:N: cases of its own on that device, beside its copy bandwidth; words are filters\n"
-  "  --help         this text\n\n"
-  "Needs up to 11 GB of memory; cases that want more than there is are passed over.\n" CLI_EXIT_CODES_HELP;
+#include "json_out.h"
+#include "report.h"
 
 enum { MAX_WORDS = 16, MAX_CEILINGS = 64, CEILING_TABLE = 512000000 };
 
 typedef struct bench_options {
   const char *words[MAX_WORDS + 1];
-  const char *isa, *device;
+  const char *isa, *device, *report, *compare, *from;
   int threads, quick, grid, json, list;
+  char *command_line;
+  json_t *old; /* of --compare */
   double seconds;
 } bench_options;
 
@@ -161,6 +144,23 @@ static void run_case(campaign *s, const bench_case *c)
   if (status == SHEAF_OK) bench_data_free(&data);
 }
 
+/* Results as JSON, as a page, beside earlier ones; the table has been printed on the way. */
+static int give_results(const bench_options *options, json_t *results)
+{
+  int code = CLI_OK;
+  if (results && options->command_line && !options->from)
+    json_object_set_new(results, "command", json_string(options->command_line));
+  if (results && options->old) bench_compare_add(results, options->old, options->compare);
+  if (results && options->old && !options->json) bench_compare_print(results);
+  if (options->report) code = report_write("bench", options->report, "sheaf bench", json_incref(results));
+  if (!options->json) {
+    json_decref(results);
+    return code;
+  }
+  int printed = cli_print_json("bench", results);
+  return code == CLI_OK ? printed : code;
+}
+
 static int run_cases(campaign *s, const bench_cases *list)
 {
   bool only_small = true;
@@ -176,7 +176,7 @@ static int run_cases(campaign *s, const bench_cases *list)
   }
   bench_show_progress("");
   bench_table_release(&s->table);
-  int code = s->options->json ? bench_print_json(&s->report) : CLI_OK;
+  int code = give_results(s->options, bench_report_json(&s->report));
   return s->failed ? CLI_FAILED : code;
 }
 
@@ -211,6 +211,50 @@ static int set_isa(const char *name)
   return cli_misused("bench", "--isa takes scalar, avx2 or avx512, not '%s'", name);
 }
 
+/* Everything but the options themselves. */
+static int run_bench(bench_options *options)
+{
+  int code;
+  const char *suite = options->words[0];
+  if (options->device && strcmp(options->device, "cpu") != 0) {
+    if (options->report || options->compare)
+      return cli_misused("bench", "--report and --compare are for suites of the CPU");
+    return bench_on_device(options->device, options->words, options->quick, options->list);
+  }
+  if (suite && strcmp(suite, "dispatch") == 0)
+    return bench_dispatch(options->quick ? 0.2 : options->seconds, options->json, options->report,
+                          options->command_line);
+  if (suite && !is_suite(suite)) {
+    static const char *const names[] = {"lookup",    "bag", "backward", "segment", "small",
+                                        "pathology", "all", "dispatch", "shard"};
+    return cli_unknown("bench", "suite", suite, names, CLI_LENGTH(names));
+  }
+  if (options->isa && (code = set_isa(options->isa)) != CLI_GO_ON) return code;
+  if (options->compare && !(options->old = bench_compare_read(options->compare))) return CLI_FAILED;
+  if (options->from) {
+    if (!options->report && !options->compare && !options->json)
+      return cli_misused("bench", "--from is for --report, --compare or --json");
+    json_t *earlier = bench_compare_read(options->from);
+    return earlier ? give_results(options, earlier) : CLI_FAILED;
+  }
+  bench_cases list = {0};
+  bench_list_cases(&list, options->grid);
+  keep_wanted(&list, options);
+  if (list.failed) {
+    cli_complain("bench", "out of memory");
+    code = CLI_FAILED;
+  } else if (list.count == 0) {
+    code = cli_misused("bench", "no case has that in its name");
+  } else if (options->list) {
+    for (int i = 0; i < list.count; i++) printf("%-9s %s\n", list.items[i].suite, list.items[i].name);
+    code = CLI_OK;
+  } else {
+    code = start_measuring(options, &list);
+  }
+  free(list.items);
+  return code;
+}
+
 int cmd_bench(int argc, char **argv)
 {
   if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc - 1, argv + 1);
@@ -218,31 +262,15 @@ int cmd_bench(int argc, char **argv)
   const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads}, {"--isa", CLI_TEXT, &options.isa},
                               {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},
                               {"--grid", CLI_FLAG, &options.grid},          {"--json", CLI_FLAG, &options.json},
-                              {"--list", CLI_FLAG, &options.list},          {"--device", CLI_TEXT, &options.device}};
-  const cli_syntax syntax = {"bench", help, known, sizeof known / sizeof *known, options.words, MAX_WORDS};
+                              {"--list", CLI_FLAG, &options.list},          {"--device", CLI_TEXT, &options.device},
+                              {"--report", CLI_TEXT, &options.report},      {"--compare", CLI_TEXT, &options.compare},
+                              {"--from", CLI_TEXT, &options.from}};
+  const cli_syntax syntax = {"bench", known, sizeof known / sizeof *known, options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
-  if (options.device && strcmp(options.device, "cpu") != 0)
-    return bench_on_device(options.device, options.words, options.quick, options.list);
-  if (options.words[0] && strcmp(options.words[0], "dispatch") == 0)
-    return bench_dispatch(options.quick ? 0.2 : options.seconds, options.json);
-  if (options.words[0] && !is_suite(options.words[0]))
-    return cli_misused("bench", "unknown suite '%s'", options.words[0]);
-  if (options.isa && (code = set_isa(options.isa)) != CLI_GO_ON) return code;
-  bench_cases list = {0};
-  bench_list_cases(&list, options.grid);
-  keep_wanted(&list, &options);
-  if (list.failed) {
-    cli_complain("bench", "out of memory");
-    code = CLI_FAILED;
-  } else if (list.count == 0) {
-    code = cli_misused("bench", "no case has that in its name");
-  } else if (options.list) {
-    for (int i = 0; i < list.count; i++) printf("%-9s %s\n", list.items[i].suite, list.items[i].name);
-    code = CLI_OK;
-  } else {
-    code = start_measuring(&options, &list);
-  }
-  free(list.items);
+  options.command_line = report_command_line(argc, argv);
+  code = run_bench(&options);
+  json_decref(options.old);
+  free(options.command_line);
   return code;
 }

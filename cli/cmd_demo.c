@@ -4,17 +4,7 @@
 #include "bench_tools.h"
 #include "cli_impl.h"
 #include "demo.h"
-
-static const char help[] =
-  "Usage: sheaf demo [--threads N] [--seconds S] [--quick]\n\n"
-  "Makes a table and index batches, measures this machine's memory bandwidth, then runs lookups, bags and segment\n"
-  "reductions, forward and backward. Each result is checked by plain code in double precision; each time is shown as\n"
-  "GB/s of bytes that had to move and as a fraction of the measured bandwidth that fits: 'gather' (rows at random\n"
-  "places), 'read' (sequential) or 'copy'. Needs about 1 GB of memory, less with --quick.\n\n"
-  "  --threads N    threads of every run and of the measurement; default: the library's\n"
-  "  --seconds S    how long to measure, about; default 12, with --quick 2\n"
-  "  --quick        a small table\n"
-  "  --help         this text\n" CLI_EXIT_CODES_HELP;
+#include "json_out.h"
 
 static const char *const ceiling_names[DEMO_CEILINGS] = {"read", "copy", "gather"};
 
@@ -47,14 +37,37 @@ static void print_result(const demo_op *op, const demo_result *result, const dou
          speed / 1e9, speed / bandwidth[op->ceiling], ceiling_names[op->ceiling], "ok", result->kernel);
 }
 
-static int run_all(demo_data *data, double seconds, int min_runs)
+static json_t *result_to_json(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS])
+{
+  json_t *item = json_pack("{s:s, s:s, s:s}", "operation", op->name, "shape", result->shape, "kernel", result->kernel);
+  if (result->fault[0]) {
+    json_object_set_new(item, "fault", json_string(result->fault));
+    return item;
+  }
+  double speed = (double)result->bytes / result->seconds;
+  json_object_update_new(item, json_pack("{s:f, s:f, s:f, s:s}", "seconds", result->seconds, "gbps", speed / 1e9,
+                                         "fraction", speed / bandwidth[op->ceiling], "of", ceiling_names[op->ceiling]));
+  return item;
+}
+
+static int print_json(const demo_data *data, const double bandwidth[DEMO_CEILINGS], json_t *results, int failed)
+{
+  return cli_print_json("demo", json_pack("{s:s, s:s, s:s, s:i, s:{s:f, s:f, s:f}, s:i, s:o}", "version", sheaf_version(),
+                                          "cpu", sheaf_cpu_name(), "isa", sheaf_isa_name(sheaf_isa_current()), "threads",
+                                          data->threads, "bandwidth_gbps", "read", bandwidth[DEMO_READ] / 1e9, "copy",
+                                          bandwidth[DEMO_COPY] / 1e9, "gather", bandwidth[DEMO_GATHER] / 1e9, "failed",
+                                          failed, "results", results));
+}
+
+static int run_all(demo_data *data, double seconds, int min_runs, int json)
 {
   double bandwidth[DEMO_CEILINGS];
   int failed = 0, count = demo_op_count();
   bench_show_progress("measuring the machine's bandwidth ...");
   demo_measure_ceilings(data, 0.2 * seconds, bandwidth);
   bench_show_progress("");
-  print_machine(data, bandwidth);
+  json_t *results = json ? json_array() : NULL;
+  if (!json) print_machine(data, bandwidth);
   for (int i = 0; i < count; i++) {
     char line[80];
     snprintf(line, sizeof line, "[%d/%d] %s ...", i + 1, count, demo_op_at(i)->name);
@@ -62,9 +75,14 @@ static int run_all(demo_data *data, double seconds, int min_runs)
     demo_result result;
     demo_op_measure(demo_op_at(i), data, 0.8 * seconds / count, min_runs, &result);
     bench_show_progress("");
-    print_result(demo_op_at(i), &result, bandwidth);
+    if (json) json_array_append_new(results, result_to_json(demo_op_at(i), &result, bandwidth));
+    else print_result(demo_op_at(i), &result, bandwidth);
     fflush(stdout);
     failed += result.fault[0] != '\0';
+  }
+  if (json) {
+    int printed = print_json(data, bandwidth, results, failed);
+    return failed ? CLI_FAILED : printed;
   }
   printf("\n%d operations checked, %d failed\n", count, failed);
   return failed ? CLI_FAILED : CLI_OK;
@@ -72,11 +90,12 @@ static int run_all(demo_data *data, double seconds, int min_runs)
 
 int cmd_demo(int argc, char **argv)
 {
-  int threads = 0, quick = 0;
+  int threads = 0, quick = 0, json = 0;
   double seconds = 0;
   const cli_option options[] = {
-    {"--threads", CLI_THREADS, &threads}, {"--seconds", CLI_SECONDS, &seconds}, {"--quick", CLI_FLAG, &quick}};
-  const cli_syntax syntax = {"demo", help, options, sizeof options / sizeof *options, NULL, 0};
+    {"--threads", CLI_THREADS, &threads}, {"--seconds", CLI_SECONDS, &seconds}, {"--quick", CLI_FLAG, &quick},
+    {"--json", CLI_FLAG, &json}};
+  const cli_syntax syntax = {"demo", options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   demo_data data;
@@ -86,7 +105,7 @@ int cmd_demo(int argc, char **argv)
     cli_complain("demo", "%s", sheaf_last_error());
     return CLI_FAILED;
   }
-  code = run_all(&data, seconds > 0 ? seconds : quick ? 2 : 12, quick ? 3 : 5);
+  code = run_all(&data, seconds > 0 ? seconds : quick ? 2 : 12, quick ? 3 : 5, json);
   demo_data_free(&data);
   return code;
 }

@@ -14,14 +14,6 @@
 #include "cli_impl.h"
 #include "json_out.h"
 
-static const char help[] =
-  "Usage: sheaf info [--json]\n\n"
-  "Says what this machine and this build offer: version, CPU and instruction sets, threads, memory pages, plug-ins.\n\n"
-  "  --json    one object instead of lines of text\n"
-  "  --help    this text\n\n"
-  "Environment: SHEAF_ISA (scalar, avx2 or avx512) sets the instruction set in use; SHEAF_PLUGIN_PATH holds more\n"
-  "folders to look for plug-ins in, separated by colons.\n" CLI_EXIT_CODES_HELP;
-
 enum { ISAS = SHEAF_ISA_AVX512 + 1, PLUGINS = 2, MAX_FOLDERS = 16 };
 
 /* ---- What is known ------------------------------------------------------------------------------------------- */
@@ -207,7 +199,7 @@ int cmd_info(int argc, char **argv)
 {
   int json = 0;
   const cli_option options[] = {{"--json", CLI_FLAG, &json}};
-  const cli_syntax syntax = {"info", help, options, sizeof options / sizeof *options, NULL, 0};
+  const cli_syntax syntax = {"info", options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   facts *known = calloc(1, sizeof *known); /* too large for a stack */

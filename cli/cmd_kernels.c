@@ -8,13 +8,6 @@
 #include "cli_impl.h"
 #include "json_out.h"
 
-static const char help[] =
-  "Usage: sheaf kernels [--json] [FILTER]\n\n"
-  "Lists every kernel of this build: its name, whether this machine can run it, and what it guarantees.\n"
-  "With FILTER, only kernels whose name contains it, such as 'bag_sum.f16' or 'avx512'.\n\n"
-  "  --json    an array of objects instead of a table\n"
-  "  --help    this text\n" CLI_EXIT_CODES_HELP;
-
 static const char *arch_name(sheaf_arch arch)
 {
   switch (arch) {
@@ -128,7 +121,7 @@ int cmd_kernels(int argc, char **argv)
   int json = 0;
   const char *filter = NULL;
   const cli_option options[] = {{"--json", CLI_FLAG, &json}};
-  const cli_syntax syntax = {"kernels", help, options, sizeof options / sizeof *options, &filter, 1};
+  const cli_syntax syntax = {"kernels", options, sizeof options / sizeof *options, &filter, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   return json ? print_json(filter) : print_table(filter);

@@ -8,14 +8,6 @@
 #include "cli_impl.h"
 #include "shard_cli.h"
 
-static const char help[] =
-    "Usage: sheaf shard PART [ARGUMENTS]\n\n"
-    "Work that is spread over ranks.\n\n"
-    "  plan       the ways to compute an op on a mesh, with time, bytes moved and memory, and the choice\n"
-    "  verify     compare strategies and compatible costs with a file of reference cases\n"
-    "  profile    under mpirun: measure what moving costs between ranks, for the plan\n"
-    "  --help     this text; 'sheaf shard PART --help' says more about each\n" CLI_EXIT_CODES_HELP;
-
 static const struct {
   const char *name;
   int (*run)(int argc, char **argv);
@@ -25,12 +17,15 @@ int cmd_shard(int argc, char **argv)
 {
   if (argc < 2) return cli_misused("shard", "no part is named");
   if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-    fputs(help, stdout);
+    cli_print_command_help(cli_find_command("shard"), stdout);
     return CLI_OK;
   }
-  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+  const char *names[CLI_LENGTH(parts)];
+  for (int i = 0; i < CLI_LENGTH(parts); i++) {
     if (strcmp(argv[1], parts[i].name) == 0) return parts[i].run(argc - 1, argv + 1);
-  return cli_misused("shard", "unknown %s '%s'", argv[1][0] == '-' ? "option" : "part", argv[1]);
+    names[i] = parts[i].name;
+  }
+  return cli_unknown("shard", argv[1][0] == '-' ? "option" : "part", argv[1], names, CLI_LENGTH(parts));
 }
 
 int shard_read_extents(const char *text, int64_t *extents, int room)

@@ -9,18 +9,8 @@
 #include <string.h>
 
 #include "cli_impl.h"
+#include "json_out.h"
 #include "verify.h"
-
-static const char help[] =
-  "Usage: sheaf verify DIR [--isa NAME] [--threads N] [--device NAME] [--verbose]\n\n"
-  "Replays every *.safetensors reference case in DIR, forward and backward, and compares each result with the\n"
-  "answer in the file. Prints each case that fails with its first differing element, and last how many passed and\n"
-  "failed.\n\n"
-  "  --isa NAME     scalar, avx2 or avx512; default: the best one here\n"
-  "  --threads N    the most threads a run may use; above 1, small cases are split among them too\n"
-  "  --device NAME  cpu (default), cuda or cuda:N\n"
-  "  --verbose      name the cases that pass as well\n"
-  "  --help         this text\n" CLI_EXIT_CODES_HELP;
 
 /* ---- The files ----------------------------------------------------------------------------------------------- */
 
@@ -88,7 +78,16 @@ static int list_cases(const char *folder, name_list *list)
 
 /* ---- The cases ----------------------------------------------------------------------------------------------- */
 
-static bool replay_case(const char *folder, const char *name, int threads, DLDevice device, int verbose)
+/* Notes one case of --json. */
+static void note_case(json_t *cases, const char *name, bool agrees, const verify_case *c)
+{
+  json_t *item = json_pack("{s:s, s:b, s:s}", "case", name, "passed", (int)agrees, "kernel", c->kernel);
+  if (!agrees) json_object_set_new(item, "failure", json_string(c->failure));
+  json_array_append_new(cases, item);
+}
+
+/* `cases` NULL: failures are printed. */
+static bool replay_case(const char *folder, const char *name, int threads, DLDevice device, int verbose, json_t *cases)
 {
   verify_case c = {0};
   size_t room = strlen(folder) + strlen(name) + 2;
@@ -101,20 +100,26 @@ static bool replay_case(const char *folder, const char *name, int threads, DLDev
     verify_fail(&c, "out of memory");
   }
   free(path);
-  if (!agrees) printf("FAIL %s: %s%s%s\n", name, c.failure, c.kernel[0] ? "; kernel " : "", c.kernel);
+  if (cases) note_case(cases, name, agrees, &c);
+  else if (!agrees) printf("FAIL %s: %s%s%s\n", name, c.failure, c.kernel[0] ? "; kernel " : "", c.kernel);
   else if (verbose) printf("ok   %s: %s\n", name, c.kernel);
   return agrees;
 }
 
-static int replay_folder(const char *folder, int threads, DLDevice device, int verbose)
+static int replay_folder(const char *folder, int threads, DLDevice device, int verbose, int json)
 {
   name_list list = {0};
   int code = list_cases(folder, &list);
   size_t failed = 0;
+  json_t *cases = json ? json_array() : NULL;
   for (size_t i = 0; code == CLI_OK && i < list.count; i++)
-    failed += !replay_case(folder, list.names[i], threads, device, verbose);
-  if (code == CLI_OK) printf("%zu passed, %zu failed\n", list.count - failed, failed);
+    failed += !replay_case(folder, list.names[i], threads, device, verbose, cases);
+  if (code == CLI_OK && json)
+    code = cli_print_json("verify", json_pack("{s:I, s:I, s:O}", "passed", (json_int_t)(list.count - failed), "failed",
+                                              (json_int_t)failed, "cases", cases));
+  else if (code == CLI_OK) printf("%zu passed, %zu failed\n", list.count - failed, failed);
   free_names(&list);
+  json_decref(cases);
   return code == CLI_OK && failed ? CLI_FAILED : code;
 }
 
@@ -131,11 +136,11 @@ static int set_isa(const char *name)
 int cmd_verify(int argc, char **argv)
 {
   const char *folder = NULL, *isa = NULL, *device_name = "cpu";
-  int threads = 0, verbose = 0;
+  int threads = 0, verbose = 0, json = 0;
   const cli_option options[] = {
     {"--isa", CLI_TEXT, &isa}, {"--threads", CLI_THREADS, &threads}, {"--verbose", CLI_FLAG, &verbose},
-    {"--device", CLI_TEXT, &device_name}};
-  const cli_syntax syntax = {"verify", help, options, sizeof options / sizeof *options, &folder, 1};
+    {"--device", CLI_TEXT, &device_name}, {"--json", CLI_FLAG, &json}};
+  const cli_syntax syntax = {"verify", options, sizeof options / sizeof *options, &folder, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   DLDevice device;
@@ -153,5 +158,5 @@ int cmd_verify(int argc, char **argv)
     return CLI_FAILED;
   }
   if (isa && (code = set_isa(isa)) != CLI_GO_ON) return code;
-  return replay_folder(folder, threads, device, verbose);
+  return replay_folder(folder, threads, device, verbose, json);
 }

@@ -1,19 +1,21 @@
-/* cli/json_out.c: JSON on stdout. */
+/* cli/json_out.c: JSON as output. */
 #include "json_out.h"
 
 #include <stdio.h>
 
 #include "cli_impl.h"
 
-int cli_print_json(const char *command, json_t *root)
+int cli_print_json(const char *command, json_t *root) { return cli_print_json_to(command, root, stdout); }
+
+int cli_print_json_to(const char *command, json_t *root, FILE *stream)
 {
-  int failed = !root || json_dumpf(root, stdout, JSON_INDENT(2)) != 0;
+  int failed = !root || json_dumpf(root, stream, JSON_INDENT(2)) != 0;
   json_decref(root);
   if (!failed) {
-    putchar('\n');
+    fputc('\n', stream);
     return CLI_OK;
   }
   /* A write that failed is reported by main, once for all output. */
-  if (!ferror(stdout)) cli_complain(command, "no JSON could be made of it: out of memory, or a path that is not UTF-8");
+  if (!ferror(stream)) cli_complain(command, "no JSON could be made of it: out of memory, or a path that is not UTF-8");
   return CLI_FAILED;
 }

@@ -1,11 +1,15 @@
-/* cli/json_out.h: JSON on stdout. */
+/* cli/json_out.h: JSON as output. */
 #ifndef SHEAF_CLI_JSON_OUT_H
 #define SHEAF_CLI_JSON_OUT_H
 
 #include <jansson.h>
+#include <stdio.h>
 
 /* Prints `root` with a final newline and releases it; returns an exit code. NULL, which is what jansson gives when
  * memory is short, is reported as that. */
 int cli_print_json(const char *command, json_t *root);
+
+/* The same elsewhere: where stdout carries data, reports go to stderr. */
+int cli_print_json_to(const char *command, json_t *root, FILE *stream);
 
 #endif

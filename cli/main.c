@@ -7,31 +7,6 @@
 
 #include "cli_impl.h"
 
-typedef struct subcommand {
-  const char *name;
-  const char *summary;
-  int (*run)(int argc, char **argv);
-} subcommand;
-
-static const subcommand subcommands[] = {
-  {"info", "what this machine and this build offer", cmd_info},
-  {"kernels", "every kernel, whether it runs here, and what it guarantees", cmd_kernels},
-  {"verify", "replay reference cases against the library", cmd_verify},
-  {"demo", "run the main operations, check them, and show their speed", cmd_demo},
-  {"bench", "speed as a fraction of what this machine's memory can give", cmd_bench},
-  {"shard", "plan, check and measure work that is spread over ranks", cmd_shard},
-};
-
-enum { SUBCOMMANDS = sizeof subcommands / sizeof *subcommands };
-
-static void print_help(FILE *stream)
-{
-  fputs("Usage: sheaf COMMAND [ARGUMENTS]\n       sheaf --help | --version\n\n"
-        "Sheaf computes on embedding tables: lookups, bags and segment reductions.\n\nCommands:\n", stream);
-  for (int i = 0; i < SUBCOMMANDS; i++) fprintf(stream, "  %-8s %s\n", subcommands[i].name, subcommands[i].summary);
-  fputs("\n'sheaf COMMAND --help' says more about each.\n" CLI_EXIT_CODES_HELP, stream);
-}
-
 static int print_version(void)
 {
   printf("sheaf %s\n", sheaf_version());
@@ -40,21 +15,34 @@ static int print_version(void)
   return CLI_FAILED;
 }
 
+static int unknown_word(const char *name)
+{
+  if (name[0] == '-') {
+    static const char *const options[] = {"--help", "--version", "--man"};
+    return cli_unknown("", "option", name, options, CLI_LENGTH(options));
+  }
+  const char *names[64];
+  int count = 0;
+  for (int i = 0; i < cli_command_count && count < CLI_LENGTH(names); i++)
+    if (cli_commands[i].run) names[count++] = cli_commands[i].name;
+  return cli_unknown("", "command", name, names, count);
+}
+
 static int run_command(int argc, char **argv)
 {
   if (argc < 2) {
-    print_help(stderr);
+    cli_print_help(stderr);
     return CLI_USAGE;
   }
   const char *name = argv[1];
   if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-    print_help(stdout);
+    cli_print_help(stdout);
     return CLI_OK;
   }
   if (strcmp(name, "--version") == 0) return print_version();
-  for (int i = 0; i < SUBCOMMANDS; i++)
-    if (strcmp(name, subcommands[i].name) == 0) return subcommands[i].run(argc - 1, argv + 1);
-  return cli_misused("", "unknown %s '%s'", name[0] == '-' ? "option" : "command", name);
+  if (strcmp(name, "--man") == 0) return cli_print_manual();
+  const cli_command *command = cli_find_command(name);
+  return command && command->run ? command->run(argc - 1, argv + 1) : unknown_word(name);
 }
 
 int main(int argc, char **argv)

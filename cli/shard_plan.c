@@ -8,29 +8,6 @@
 #include "json_out.h"
 #include "shard_cli.h"
 
-static const char help[] =
-    "Usage: sheaf shard plan --mesh SIZES --table ROWSxCOLUMNS[:TYPE] --indices SHAPE[:TYPE] [OPTIONS]\n\n"
-    "Lists the ways to compute an op on a mesh of ranks, best first: estimated time, bytes received and memory used\n"
-    "by the busiest rank, and where output and inputs lie. Those that would move the table come last. No rank is\n"
-    "needed, and no memory.\n\n"
-    "  --mesh 2x4         ranks along each mesh dimension\n"
-    "  --table 1e9x128    rows and columns, with :f32 (default) :f64 :f16 or :bf16; of segment ops, the data\n"
-    "  --indices 8192x50  shape of the indices, with :i64 (default) or :i32; of bags [bags, length], or their number\n"
-    "  --op NAME          lookup (default), lookup_backward, bag_sum ... segment_max_backward\n"
-    "  --bags N           bags given by offsets, with one number for --indices\n"
-    "  --segments N       segments, for segment ops\n"
-    "  --in NAME=S0,R     where an input lies now, one placement per mesh dimension; default: R everywhere. Names:\n"
-    "                     W (the table), x (data), g (the output's gradient), idx (indices, ids), offsets, arg\n"
-    "  --out S0,R         where the output shall lie; default: wherever it comes out, completed\n"
-    "  --memory BYTES     what a rank may use, such as 80e9\n"
-    "  --profile FILE     a measured profile (sheaf shard profile); default: assumed figures\n"
-    "  --all              every candidate, not only the best 20\n"
-    "  --json             as JSON\n"
-    "  --help             this text\n\n"
-    "Placements: R replicated, S0 or S(0) cut along dimension 0, P(sum) terms of a sum, MaskP rows with zeros\n"
-    "elsewhere, B the entries of the rank's bags. Candidates with '+' are Sheaf's own; 'dispatch' means that indices\n"
-    "travel to the ranks that hold their rows, and the rows travel back.\n" CLI_EXIT_CODES_HELP;
-
 static const char command[] = "shard plan";
 
 typedef struct request {
@@ -241,7 +218,7 @@ int shard_plan(int argc, char **argv)
       {"--op", CLI_TEXT, &r.op},           {"--bags", CLI_TEXT, &r.bags},   {"--segments", CLI_TEXT, &r.segments},
       {"--in", CLI_TEXTS, &r.in},          {"--out", CLI_TEXT, &r.out},     {"--memory", CLI_TEXT, &r.memory},
       {"--profile", CLI_TEXT, &r.profile}, {"--all", CLI_FLAG, &r.all},     {"--json", CLI_FLAG, &r.json}};
-  const cli_syntax syntax = {command, help, options, sizeof options / sizeof *options, NULL, 0};
+  const cli_syntax syntax = {command, options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   if (!r.mesh || !r.table) return cli_misused(command, "no --%s is given", r.mesh ? "table" : "mesh");

@@ -11,16 +11,6 @@
 #include "cli_impl.h"
 #include "shard_cli.h"
 
-static const char help[] =
-    "Usage: sheaf shard profile [--save FILE] [--engine NAME] [--megabytes N]      (under mpirun)\n\n"
-    "Measures what a message between ranks costs and how fast a rank can receive, by redistributing tensors among all\n"
-    "ranks, and how fast a rank's memory is while all others use theirs. Prints the figures and, with --save, stores\n"
-    "them for 'sheaf shard plan --profile FILE'.\n\n"
-    "  --save FILE      where to store the profile (rank 0 writes it)\n"
-    "  --engine NAME    mpi (default) or self\n"
-    "  --megabytes N    size of the large tensors, of each rank; default 32\n"
-    "  --help           this text\n" CLI_EXIT_CODES_HELP;
-
 static const char command[] = "shard profile";
 enum { REPEATS = 9 };
 
@@ -125,7 +115,7 @@ int shard_profile(int argc, char **argv)
   const char *path = NULL, *engine = "mpi", *megabytes = "32";
   const cli_option options[] = {
       {"--save", CLI_TEXT, &path}, {"--engine", CLI_TEXT, &engine}, {"--megabytes", CLI_TEXT, &megabytes}};
-  const cli_syntax syntax = {command, help, options, sizeof options / sizeof *options, NULL, 0};
+  const cli_syntax syntax = {command, options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   int64_t size;

@@ -12,13 +12,6 @@
 #include "cli_impl.h"
 #include "shard_cli.h"
 
-static const char help[] =
-    "Usage: sheaf shard verify FILE.json\n\n"
-    "Enumerates the strategies of every case in FILE, without Sheaf's additions, and compares their number, order,\n"
-    "placements and compatible costs with those in the file. Prints each case that differs with its first difference,\n"
-    "and last how many passed and failed.\n\n"
-    "  --help         this text\n" CLI_EXIT_CODES_HELP;
-
 /* Costs are printed with six digits behind the point. */
 static const double tolerance = 1e-6;
 
@@ -166,7 +159,7 @@ static int verify_case(const json_t *root, verdict *v)
 int shard_verify(int argc, char **argv)
 {
   const char *path = NULL;
-  const cli_syntax syntax = {"shard verify", help, NULL, 0, &path, 1};
+  const cli_syntax syntax = {"shard verify", NULL, 0, &path, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   if (!path) return cli_misused("shard verify", "no file of cases is given");

@@ -37,6 +37,10 @@ have_clang_runtime() {
   return $status
 }
 
+have_numpy() { python3 -c 'import numpy' >/dev/null 2>&1; }
+
+have_chromium() { have_command chromium || have_command chromium-browser || have_command google-chrome; }
+
 # need <Debian package> <Fedora package> <probe ...>: notes the package as missing when the probe fails.
 debian=() fedora=()
 need() {
@@ -67,6 +71,10 @@ probe() {
       need clang clang have_command clang
       need libclang-rt-dev compiler-rt have_clang_runtime -fsanitize=fuzzer,address,undefined
       need libomp-dev libomp-devel have_clang_runtime -fopenmp
+      need python3-numpy python3-numpy have_numpy
+      need zsh zsh have_command zsh
+      need fish fish have_command fish
+      need chromium chromium have_chromium
       ;;
     lint)
       need clang-tidy clang-tools-extra have_command clang-tidy

@@ -10,6 +10,9 @@ endif()
 if(TARGET sheaf_cli)
   install(TARGETS sheaf_cli)
 endif()
+if(TARGET sheaf_pages) # the manual page and completions
+  install(DIRECTORY ${sheaf_share}/ DESTINATION ${CMAKE_INSTALL_DATADIR})
+endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/sheaf)
 install(EXPORT sheaf-targets NAMESPACE sheaf:: DESTINATION ${package_dir})

@@ -120,6 +120,10 @@ for threads in 1 2 3 8; do
   stdout_ends "$count passed, 0 failed"
 done
 
+expect "verify --json" 0 verify "$vectors" --json
+valid_json
+stdout_has "\"passed\": $count,"
+
 mkdir "$scratch/empty"
 expect "verify of an empty folder" 2 verify "$scratch/empty"
 stderr_has "no \*\.safetensors"
@@ -192,6 +196,9 @@ stdout_has " checked, 0 failed$"
 expect "demo on one thread" 0 demo --quick --seconds=0.2 --threads 1
 stdout_has "1 thread$"
 [ -s "$err" ] && note_failure "demo: progress goes to a file"
+expect "demo --json" 0 demo --quick --seconds 0.1 --json
+valid_json
+stdout_has '"fraction":'
 
 # ---- bench -----------------------------------------------------------------------------------------------------
 

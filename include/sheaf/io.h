@@ -108,6 +108,54 @@ SHEAF_API const sheaf_io_tensor *sheaf_npy_tensor(const sheaf_npy *file);
 /* Writes version 1.0, the same bytes that NumPy writes. */
 SHEAF_API sheaf_status sheaf_npy_write(const char *path, const sheaf_io_tensor *tensor);
 
+/* ---- Files larger than memory: read in windows, written piece by piece ---------------------------------------- */
+
+typedef enum sheaf_io_format { SHEAF_IO_SAFETENSORS = 0, SHEAF_IO_NPY = 1 } sheaf_io_format;
+
+/* A safetensors or npy file (told apart by its first bytes) of which only the header is mapped. */
+typedef struct sheaf_io_file sheaf_io_file;
+
+/* Opens and checks a file as the functions above do, the data apart; or one that lies in memory (which stays the
+ * caller's). `*file` is NULL on failure. */
+SHEAF_API sheaf_status sheaf_io_open(const char *path, sheaf_io_file **file);
+SHEAF_API sheaf_status sheaf_io_open_memory(const void *data, size_t bytes, sheaf_io_file **file);
+SHEAF_API void sheaf_io_close(sheaf_io_file *file);
+
+/* Tensors as above (an npy file has one, named ""), with `data` NULL; they belong to the file. Of an npy file, and of
+ * keys that are not there, metadata is NULL. */
+SHEAF_API sheaf_io_format sheaf_io_format_of(const sheaf_io_file *file);
+SHEAF_API int64_t sheaf_io_count(const sheaf_io_file *file);
+SHEAF_API const sheaf_io_tensor *sheaf_io_at(const sheaf_io_file *file, int64_t position);
+SHEAF_API const sheaf_io_tensor *sheaf_io_find(const sheaf_io_file *file, const char *name);
+SHEAF_API const char *sheaf_io_metadata_of(const sheaf_io_file *file, const char *key);
+
+/* Maps bytes first .. first + bytes - 1 of a tensor's data, for reading; what was mapped before is given up, so a file
+ * takes no more memory than its largest window. `*data` lies where the file has it, aligned or not; NULL for 0 bytes. */
+SHEAF_API sheaf_status sheaf_io_window(sheaf_io_file *file, const sheaf_io_tensor *tensor, int64_t first,
+                                       int64_t bytes, const void **data);
+
+/* A file with one tensor, to be written piece by piece. */
+typedef struct sheaf_io_output {
+  size_t struct_size;
+  const char *path;       /* written atomically, as all files; NULL: */
+  int descriptor;         /* an open file or pipe, which is written to as it is and stays open */
+  sheaf_io_format format;
+  sheaf_io_tensor tensor; /* its data is not looked at */
+  const sheaf_io_metadata *metadata; /* safetensors only */
+  int64_t metadata_count;
+} sheaf_io_output;
+
+#define SHEAF_IO_OUTPUT_INIT SHEAF_INIT(sheaf_io_output)
+
+typedef struct sheaf_io_writer sheaf_io_writer;
+
+/* begin writes the header, append the next bytes of the data. `end` must follow each begin that succeeded: with `keep`
+ * it puts the file in its place, provided that all of the tensor's bytes were appended; without, nothing remains of it.
+ * After an append that failed, end without `keep`. */
+SHEAF_API sheaf_status sheaf_io_write_begin(const sheaf_io_output *output, sheaf_io_writer **writer);
+SHEAF_API sheaf_status sheaf_io_write_append(sheaf_io_writer *writer, const void *data, size_t bytes);
+SHEAF_API sheaf_status sheaf_io_write_end(sheaf_io_writer *writer, int keep);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,6 +4,7 @@
 #define SHF_CORE_TABLES_H
 
 #include "core/kernel.h"
+#include "core/nearest_kernel.h"
 
 /* X(isa, element, rows): the row tables, one per kernel file. Best instruction set first. */
 #define SHF_ELEMENTS(X, isa)                                          \
@@ -16,6 +17,11 @@
 #endif
 
 #define SHF_X(isa, element, rows) extern const shf_kernel_row shf_kernels_##isa##_##element[rows];
+SHF_ROW_TABLES(SHF_X)
+#undef SHF_X
+
+/* Nearest rows: one function per kernel file. */
+#define SHF_X(isa, element, rows) extern shf_nearest_fn shf_nearest_##isa##_##element;
 SHF_ROW_TABLES(SHF_X)
 #undef SHF_X
 

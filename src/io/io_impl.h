@@ -77,11 +77,18 @@ int shf_io_shown(const char *text, size_t length);
 /* Bytes of a file: mapped by us, or the caller's memory. */
 typedef struct shf_io_bytes {
   const unsigned char *data; /* NULL when there are none */
-  size_t bytes;
-  void *mapping; /* what to unmap; NULL for the caller's memory */
+  size_t bytes;              /* of the whole file, even where only its head is mapped */
+  void *mapping;             /* what to unmap; NULL for the caller's memory */
+  size_t mapped;             /* bytes of it */
 } shf_io_bytes;
 
-/* Maps a regular file read-only; an empty one is no mapping at all. */
+/* Opens a regular file for reading. */
+sheaf_status shf_io_open_regular(const char *path, int *file, size_t *bytes);
+
+/* Maps bytes first .. first + bytes - 1 of an open file read-only; none are no mapping at all. */
+sheaf_status shf_io_map_part(const char *path, int file, size_t first, size_t bytes, shf_io_bytes *content);
+
+/* Maps a whole regular file. */
 sheaf_status shf_io_map(const char *path, shf_io_bytes *content);
 void shf_io_unmap(shf_io_bytes *content);
 
@@ -189,6 +196,24 @@ typedef struct shf_io_walk {
 } shf_io_walk;
 
 sheaf_status shf_io_walk_header(shf_io_walk *walk);
+
+/* ---- npy_read.c, safetensors_read.c: files by their bytes, of which the header must be mapped ---------------------- */
+
+sheaf_status shf_io_open_npy(const char *path, const shf_io_bytes *content, sheaf_npy **file);
+sheaf_status shf_io_open_safetensors(const char *path, const shf_io_bytes *content, sheaf_safetensors **file);
+
+/* No npy header is longer than this, with all that comes before the data. */
+enum { SHF_IO_NPY_HEAD = (1 << 20) + 12 };
+
+/* ---- npy_write.c, safetensors_write.c: headers of files to be written ------------------------------------------- */
+
+enum { SHF_IO_NPY_HEADER = 2 * SHF_IO_DATA_ALIGNMENT };
+void shf_io_npy_header(const sheaf_io_tensor *tensor, char header[SHF_IO_NPY_HEADER]);
+
+/* Checks everything, then makes the header with the length before it, in memory that the caller frees. */
+sheaf_status shf_io_safetensors_header(const sheaf_io_tensor *tensors, int64_t tensor_count,
+                                       const sheaf_io_metadata *metadata, int64_t metadata_count, char **header,
+                                       size_t *bytes);
 
 /* ---- heap_sort.c ------------------------------------------------------------------------------------------------ */
 

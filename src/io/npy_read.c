@@ -3,7 +3,7 @@
 
 #include "io/io_impl.h"
 
-enum { MAGIC_BYTES = 6, VERSION_BYTES = 2, NPY_HEADER_LIMIT = 1 << 20 };
+enum { MAGIC_BYTES = 6, VERSION_BYTES = 2, NPY_HEADER_LIMIT = SHF_IO_NPY_HEAD - 12 };
 enum { HAS_DESCR = 1, HAS_ORDER = 2, HAS_SHAPE = 4 };
 
 struct sheaf_npy {
@@ -230,7 +230,7 @@ static sheaf_status read_tensor(const char *path, const shf_io_bytes *content, s
   return SHEAF_OK;
 }
 
-static sheaf_status open_content(const char *path, const shf_io_bytes *content, sheaf_npy **file)
+sheaf_status shf_io_open_npy(const char *path, const shf_io_bytes *content, sheaf_npy **file)
 {
   sheaf_io_tensor tensor;
   SHF_TRY(read_tensor(path, content, &tensor));
@@ -247,7 +247,7 @@ sheaf_status sheaf_npy_open(const char *path, sheaf_npy **file)
   SHF_REQUIRE(path, INVALID_PROBLEM, "sheaf_npy_open: path is NULL");
   shf_io_bytes content;
   SHF_TRY(shf_io_map(path, &content));
-  sheaf_status status = open_content(path, &content, file);
+  sheaf_status status = shf_io_open_npy(path, &content, file);
   if (status != SHEAF_OK) shf_io_unmap(&content);
   return status;
 }
@@ -257,7 +257,7 @@ sheaf_status sheaf_npy_open_memory(const void *data, size_t bytes, sheaf_npy **f
   SHF_REQUIRE(file, INVALID_PROBLEM, "sheaf_npy_open_memory: file is NULL");
   *file = NULL;
   SHF_REQUIRE(data || bytes == 0, INVALID_PROBLEM, "sheaf_npy_open_memory: data is NULL, but bytes is %zu", bytes);
-  return open_content("memory", &(shf_io_bytes){.data = data, .bytes = bytes}, file);
+  return shf_io_open_npy("memory", &(shf_io_bytes){.data = data, .bytes = bytes}, file);
 }
 
 void sheaf_npy_close(sheaf_npy *file)

@@ -5,7 +5,7 @@
 
 /* The length of every header, NumPy's too: 66 bytes at least, rounded up to a multiple of 64. The longest shape, 8
  * extents whose product is below 2^60 and so has 26 digits in all, makes it 106. */
-enum { PREFIX_BYTES = 10, HEADER_BYTES = 2 * SHF_IO_DATA_ALIGNMENT };
+enum { PREFIX_BYTES = 10 };
 
 static const char *descr_of(sheaf_dtype dtype)
 {
@@ -35,18 +35,23 @@ static void put_dict(shf_io_text *text, const sheaf_io_tensor *tensor)
   shf_io_put_string(text, "), }");
 }
 
+void shf_io_npy_header(const sheaf_io_tensor *tensor, char header[SHF_IO_NPY_HEADER])
+{
+  memset(header, ' ', SHF_IO_NPY_HEADER);
+  memcpy(header, "\x93NUMPY\x01\x00", 8);
+  header[8] = SHF_IO_NPY_HEADER - PREFIX_BYTES; /* of two bytes, little endian */
+  header[9] = 0;
+  put_dict(&(shf_io_text){.out = header + PREFIX_BYTES}, tensor);
+  header[SHF_IO_NPY_HEADER - 1] = '\n';
+}
+
 sheaf_status sheaf_npy_write(const char *path, const sheaf_io_tensor *tensor)
 {
   SHF_REQUIRE(path, INVALID_PROBLEM, "sheaf_npy_write: path is NULL");
   SHF_REQUIRE(tensor, INVALID_PROBLEM, "sheaf_npy_write: tensor is NULL");
   SHF_TRY(shf_io_check_writable("sheaf_npy_write", tensor, 0));
-  char header[HEADER_BYTES];
-  memset(header, ' ', sizeof header);
-  memcpy(header, "\x93NUMPY\x01\x00", 8);
-  header[8] = HEADER_BYTES - PREFIX_BYTES; /* of two bytes, little endian */
-  header[9] = 0;
-  put_dict(&(shf_io_text){.out = header + PREFIX_BYTES}, tensor);
-  header[HEADER_BYTES - 1] = '\n';
+  char header[SHF_IO_NPY_HEADER];
+  shf_io_npy_header(tensor, header);
   shf_io_output output;
   SHF_TRY(shf_io_begin(&output, path));
   sheaf_status status = shf_io_append(&output, header, sizeof header);

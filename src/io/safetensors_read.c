@@ -117,7 +117,7 @@ static sheaf_status fill_file(const shf_io_walk *counted, sheaf_safetensors *fil
   return check_coverage(file, walk.scan.path, walk.data);
 }
 
-static sheaf_status open_content(const char *path, const shf_io_bytes *content, sheaf_safetensors **file)
+sheaf_status shf_io_open_safetensors(const char *path, const shf_io_bytes *content, sheaf_safetensors **file)
 {
   size_t bytes = content->bytes;
   if (bytes < LENGTH_BYTES) {
@@ -158,7 +158,7 @@ sheaf_status sheaf_safetensors_open(const char *path, sheaf_safetensors **file)
   SHF_REQUIRE(path, INVALID_PROBLEM, "sheaf_safetensors_open: path is NULL");
   shf_io_bytes content;
   SHF_TRY(shf_io_map(path, &content));
-  sheaf_status status = open_content(path, &content, file);
+  sheaf_status status = shf_io_open_safetensors(path, &content, file);
   if (status != SHEAF_OK) shf_io_unmap(&content);
   return status;
 }
@@ -169,7 +169,7 @@ sheaf_status sheaf_safetensors_open_memory(const void *data, size_t bytes, sheaf
   *file = NULL;
   SHF_REQUIRE(data || bytes == 0, INVALID_PROBLEM, "sheaf_safetensors_open_memory: data is NULL, but bytes is %zu",
               bytes);
-  return open_content("memory", &(shf_io_bytes){.data = data, .bytes = bytes}, file);
+  return shf_io_open_safetensors("memory", &(shf_io_bytes){.data = data, .bytes = bytes}, file);
 }
 
 void sheaf_safetensors_close(sheaf_safetensors *file)

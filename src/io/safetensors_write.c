@@ -158,13 +158,11 @@ static void put_header(shf_io_text *text, const written_file *file)
   while ((text->length + sizeof(uint64_t)) % SHF_IO_DATA_ALIGNMENT != 0) shf_io_put(text, " ", 1);
 }
 
-static sheaf_status write_content(const char *path, const written_file *file, const shf_io_text *header)
+static sheaf_status write_content(const char *path, const written_file *file, const char *header, size_t bytes)
 {
   shf_io_output output;
   SHF_TRY(shf_io_begin(&output, path));
-  uint64_t length = header->length;
-  sheaf_status status = shf_io_append(&output, &length, sizeof length);
-  if (status == SHEAF_OK) status = shf_io_append(&output, header->out, header->length);
+  sheaf_status status = shf_io_append(&output, header, bytes);
   for (int step = 0; step < LAYOUT_STEPS; step++) {
     for (int64_t i = 0; i < file->tensor_count && status == SHEAF_OK; i++) {
       const sheaf_io_tensor *tensor = &file->tensors[i];
@@ -175,21 +173,34 @@ static sheaf_status write_content(const char *path, const written_file *file, co
   return shf_io_finish(&output, status);
 }
 
+sheaf_status shf_io_safetensors_header(const sheaf_io_tensor *tensors, int64_t tensor_count,
+                                       const sheaf_io_metadata *metadata, int64_t metadata_count, char **header,
+                                       size_t *bytes)
+{
+  written_file file = {tensors, tensor_count, metadata, metadata_count};
+  SHF_TRY(check_file(&file));
+  shf_io_text text = {.out = NULL};
+  put_header(&text, &file);
+  uint64_t length = text.length;
+  SHF_REQUIRE(length <= SHF_IO_HEADER_LIMIT, INVALID_PROBLEM, "%s: the header would have %llu bytes; the limit is %d",
+              who, (unsigned long long)length, SHF_IO_HEADER_LIMIT);
+  *bytes = sizeof length + (size_t)length;
+  *header = shf_core_alloc(*bytes);
+  if (!*header) return shf_core_no_memory("the header of a file to be written", *bytes);
+  memcpy(*header, &length, sizeof length);
+  put_header(&(shf_io_text){.out = *header + sizeof length}, &file);
+  return SHEAF_OK;
+}
+
 sheaf_status sheaf_safetensors_write(const char *path, const sheaf_io_tensor *tensors, int64_t tensor_count,
                                      const sheaf_io_metadata *metadata, int64_t metadata_count)
 {
   SHF_REQUIRE(path, INVALID_PROBLEM, "%s: path is NULL", who);
+  char *header;
+  size_t bytes;
+  SHF_TRY(shf_io_safetensors_header(tensors, tensor_count, metadata, metadata_count, &header, &bytes));
   written_file file = {tensors, tensor_count, metadata, metadata_count};
-  SHF_TRY(check_file(&file));
-  shf_io_text header = {.out = NULL};
-  put_header(&header, &file);
-  size_t bytes = header.length;
-  SHF_REQUIRE(bytes <= SHF_IO_HEADER_LIMIT, INVALID_PROBLEM, "%s: the header would have %zu bytes; the limit is %d",
-              who, bytes, SHF_IO_HEADER_LIMIT);
-  header = (shf_io_text){.out = shf_core_alloc(bytes)};
-  if (!header.out) return shf_core_no_memory("the header of a file to be written", bytes);
-  put_header(&header, &file);
-  sheaf_status status = write_content(path, &file, &header);
-  shf_core_free(header.out, bytes);
+  sheaf_status status = write_content(path, &file, header, bytes);
+  shf_core_free(header, bytes);
   return status;
 }

@@ -8,6 +8,7 @@
 #include "core/device_api.h"
 #include "core/dtype.h"
 #include "core/kernel.h"
+#include "core/nearest_kernel.h"
 #include "core/status.h"
 
 enum { SHF_MAX_OPERANDS = 9 };
@@ -102,6 +103,9 @@ void shf_plan_segment_job(sheaf_plan *plan);
 /* The rows of one instruction set and element type, or NULL. */
 const shf_kernel_row *shf_plan_rows(sheaf_arch arch, sheaf_dtype element, int *count);
 sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
+
+/* What scores rows of this type on the instruction set in use, or NULL. */
+shf_nearest_fn *shf_plan_nearest_kernel(sheaf_dtype element);
 
 /* Whether a CPU kernel runs where `isa` is what there is. */
 int shf_plan_runs_on(sheaf_arch arch, sheaf_isa isa);

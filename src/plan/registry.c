@@ -8,10 +8,11 @@
 typedef struct row_table {
   const shf_kernel_row *rows;
   int count;
+  shf_nearest_fn *nearest;
 } row_table;
 
 static const row_table tables[] = {
-#define SHF_X(isa, element, rows) {shf_kernels_##isa##_##element, rows},
+#define SHF_X(isa, element, rows) {shf_kernels_##isa##_##element, rows, shf_nearest_##isa##_##element},
     SHF_ROW_TABLES(SHF_X)
 #undef SHF_X
 };
@@ -38,6 +39,14 @@ const shf_kernel_row *shf_plan_rows(sheaf_arch arch, sheaf_dtype element, int *c
     return tables[i].rows;
   }
   *count = 0;
+  return NULL;
+}
+
+shf_nearest_fn *shf_plan_nearest_kernel(sheaf_dtype element)
+{
+  for (int i = 0; i < TABLES; i++) /* best instruction set first */
+    if (tables[i].rows->element == element && shf_plan_runs_on(tables[i].rows->arch, sheaf_isa_current()))
+      return tables[i].nearest;
   return NULL;
 }
 

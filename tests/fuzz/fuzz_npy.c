@@ -30,6 +30,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
   unsigned sum = 0;
   for (size_t i = 0; i < tensor->bytes; i++) sum += ((const uint8_t *)tensor->data)[i];
   sink += sum;
+  sheaf_io_file *windows; /* the same file, to be read in windows */
+  const void *window;
+  require(sheaf_io_open_memory(data, bytes, &windows) == SHEAF_OK && sheaf_io_count(windows) == 1);
+  const sheaf_io_tensor *again = sheaf_io_at(windows, 0);
+  require(again->bytes == tensor->bytes && !again->data);
+  require(sheaf_io_window(windows, again, 0, (int64_t)again->bytes, &window) == SHEAF_OK);
+  require(again->bytes ? window == tensor->data : !window);
+  sheaf_io_close(windows);
   sheaf_npy_close(file);
   return 0;
 }

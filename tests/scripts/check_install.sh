@@ -49,5 +49,9 @@ expect_version "pkg-config --static" "$work/pc-static"
 
 if [ -x "$build/sheaf" ]; then
   "$prefix/bin/sheaf" --help >"$work/log" 2>&1 || fail "the installed command does not start"
+  for page in man/man1/sheaf.1 bash-completion/completions/sheaf zsh/site-functions/_sheaf \
+    fish/vendor_completions.d/sheaf.fish; do
+    [ -s "$prefix/share/$page" ] || fail "share/$page is not installed"
+  done
   echo "sheaf --help: ok"
 fi

@@ -53,6 +53,23 @@ FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
 FORCE_INLINE vec vec_mul(vec a, vec b) { return FLOAT_WORD(mul)(a, b); }
 FORCE_INLINE vec vec_div(vec a, vec b) { return FLOAT_WORD(div)(a, b); }
 FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return FLOAT_WORD(fmadd)(a, b, c); }
+FORCE_INLINE vec vec_sqrt(vec a) { return FLOAT_WORD(sqrt)(a); }
+#if ELEMENT_WIDE
+FORCE_INLINE acc vec_fold(vec a)
+{
+  __m256d c = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+  __m128d b = _mm_add_pd(_mm256_castpd256_pd128(c), _mm256_extractf128_pd(c, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(b, _mm_unpackhi_pd(b, b)));
+}
+#else
+FORCE_INLINE acc vec_fold(vec a)
+{
+  __m256 c = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+#endif
 FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return FLOAT_WORD(mask_blend)(m, no, yes); }
 FORCE_INLINE vint vint_splat(lane_int x) { return INT_WORD(set1)(x); }
 FORCE_INLINE vint vint_add(vint a, vint b) { return INT_WORD(add)(a, b); }

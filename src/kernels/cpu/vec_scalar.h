@@ -9,6 +9,7 @@
  *   u8_load                    bytes as numbers
  *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
  *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
+ *   vec_fold                   all lanes, added by halves: lane j takes j + VEC_LANES / 2, and so on down to one
  */
 #ifndef SHF_KERNELS_VEC_SCALAR_H
 #define SHF_KERNELS_VEC_SCALAR_H
@@ -41,6 +42,12 @@ FORCE_INLINE vec vec_sub(vec a, vec b) { return a - b; }
 FORCE_INLINE vec vec_mul(vec a, vec b) { return a * b; }
 FORCE_INLINE vec vec_div(vec a, vec b) { return a / b; }
 FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return acc_fma(a, b, c); }
+#if ELEMENT_WIDE
+FORCE_INLINE vec vec_sqrt(vec a) { return __builtin_sqrt(a); }
+#else
+FORCE_INLINE vec vec_sqrt(vec a) { return __builtin_sqrtf(a); }
+#endif
+FORCE_INLINE acc vec_fold(vec a) { return a; }
 
 /* Whether x takes the place of best: greater (less), or the first NaN. */
 FORCE_INLINE vmask vec_above(vec x, vec best) { return !(x <= best) && best == best; }

@@ -1,0 +1,88 @@
+/* cli/file_result.c: where results go: a file, stdout as npy, or the terminal as text or JSON. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "json_out.h"
+
+static int open_writer(result_sink *sink, const result_shape *shape)
+{
+  sheaf_io_output output = SHEAF_IO_OUTPUT_INIT;
+  bool to_pipe = strcmp(sink->path, "-") == 0;
+  if (!to_pipe && !ends_in(sink->path, ".npy") && !ends_in(sink->path, ".safetensors"))
+    return cli_misused(sink->command, "'%s' names no format: it ends neither in .npy nor in .safetensors", sink->path);
+  output.path = to_pipe ? NULL : sink->path;
+  output.descriptor = STDOUT_FILENO;
+  output.format = ends_in(sink->path, ".safetensors") ? SHEAF_IO_SAFETENSORS : SHEAF_IO_NPY;
+  output.tensor = (sheaf_io_tensor){
+      .name = shape->name && *shape->name ? shape->name : "table", .dtype = shape->dtype, .rank = shape->rank};
+  memcpy(output.tensor.shape, shape->shape, sizeof output.tensor.shape);
+  output.tensor.bytes = (size_t)sheaf_dtype_row_bytes(shape->dtype, 1);
+  for (int i = 0; i < shape->rank; i++) {
+    if (__builtin_mul_overflow(output.tensor.bytes, (size_t)shape->shape[i], &output.tensor.bytes)) {
+      cli_complain(sink->command, "the result is larger than any file");
+      return CLI_FAILED;
+    }
+  }
+  output.metadata = shape->metadata;
+  output.metadata_count = shape->metadata_count;
+  if (to_pipe && isatty(STDOUT_FILENO)) return cli_misused(sink->command, "npy is no text; '-o -' is for pipes");
+  return sheaf_io_write_begin(&output, &sink->writer) == SHEAF_OK ? CLI_GO_ON : cli_failed(sink->command);
+}
+
+int result_open(result_sink *sink, const char *command, const char *path, int json, const result_shape *shape)
+{
+  *sink = (result_sink){.command = command, .path = path, .dtype = shape->dtype};
+  sink->dim = shape->rank ? shape->shape[shape->rank - 1] : 1;
+  sink->row_bytes = sheaf_dtype_row_bytes(shape->dtype, sink->dim);
+  if (path) return open_writer(sink, shape);
+  if (json) sink->values = json_array();
+  return CLI_GO_ON;
+}
+
+static void print_row(const result_sink *sink, const char *row)
+{
+  int digits = sink->dtype == SHEAF_F64 ? 17 : sink->dtype == SHEAF_F32 ? 9 : sink->dtype == SHEAF_F16 ? 5 : 4;
+  for (int64_t d = 0; d < sink->dim; d++) printf("%s%.*g", d ? " " : "", digits, number_at(sink->dtype, row, d));
+  putchar('\n');
+}
+
+/* A row as JSON: numbers; what is no number is null. */
+static json_t *row_to_json(const result_sink *sink, const char *row)
+{
+  json_t *array = json_array();
+  for (int64_t d = 0; d < sink->dim; d++) {
+    double value = number_at(sink->dtype, row, d);
+    json_array_append_new(array, isfinite(value) ? json_real(value) : json_null());
+  }
+  return array;
+}
+
+bool result_append(result_sink *sink, const void *data, int64_t rows)
+{
+  const char *row = data;
+  if (sink->writer) {
+    if (rows == 0 || sheaf_io_write_append(sink->writer, data, (size_t)(rows * sink->row_bytes)) == SHEAF_OK)
+      return true;
+    cli_failed(sink->command);
+    sink->failed = true;
+    return false;
+  }
+  for (int64_t i = 0; i < rows; i++, row += sink->row_bytes) {
+    if (sink->values)
+      json_array_append_new(sink->values, row_to_json(sink, row));
+    else
+      print_row(sink, row);
+  }
+  return true;
+}
+
+int result_close(result_sink *sink, int code)
+{
+  bool keep = code == CLI_OK && !sink->failed;
+  if (sink->writer && sheaf_io_write_end(sink->writer, keep) != SHEAF_OK) code = cli_failed(sink->command);
+  sink->writer = NULL;
+  return sink->failed ? CLI_FAILED : code;
+}

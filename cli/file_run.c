@@ -1,0 +1,127 @@
+/* cli/file_run.c: runs a plan on operands in host memory; on a device, takes them there and the results back. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "files.h"
+
+int run_place_of(const char *command, const char *device, int threads, run_place *place)
+{
+  *place = (run_place){.threads = threads};
+  int devices, code = cli_device(command, device, &place->device);
+  if (code != CLI_GO_ON || !place->device.device_type) return code;
+  return sheaf_device_count(place->device.device_type, &devices) == SHEAF_OK ? CLI_GO_ON : cli_failed(command);
+}
+
+/* Tensors of the operands, and what lies on the device for them. */
+typedef struct run_memory {
+  const run_place *place;
+  struct {
+    DLTensor tensor;
+    int64_t shape[2];
+    void *on_device;
+    size_t bytes;
+  } at[RUN_OPERANDS];
+  void *workspace;
+  size_t workspace_bytes;
+} run_memory;
+
+static bool is_cpu(const run_place *place) { return place->device.device_type == 0; }
+
+static sheaf_status set_operand(run_memory *memory, int i, const run_operand *operand)
+{
+  int64_t columns = operand->columns < 0 ? 1 : operand->columns;
+  memory->at[i].bytes = (size_t)(operand->rows * sheaf_dtype_row_bytes(operand->dtype, columns));
+  memory->at[i].shape[0] = operand->rows;
+  memory->at[i].shape[1] = operand->columns;
+  DLTensor *tensor = &memory->at[i].tensor;
+  *tensor = (DLTensor){.data = operand->data,
+                       .device = {kDLCPU, 0},
+                       .ndim = operand->columns < 0 ? 1 : 2,
+                       .dtype = sheaf_dtype_to_dl(operand->dtype),
+                       .shape = memory->at[i].shape};
+  operand->to->tensor = tensor;
+  operand->to->bytes = memory->at[i].bytes;
+  if (is_cpu(memory->place)) return SHEAF_OK;
+  DLDevice device = memory->place->device;
+  sheaf_status status = sheaf_device_alloc(device, memory->at[i].bytes, &memory->at[i].on_device);
+  if (status == SHEAF_OK)
+    status = sheaf_device_copy(device, memory->at[i].on_device, operand->data, memory->at[i].bytes, NULL);
+  tensor->device = device;
+  tensor->data = memory->at[i].on_device;
+  return status;
+}
+
+static sheaf_status make_workspace(run_memory *memory, const sheaf_plan *plan)
+{
+  memory->workspace_bytes = sheaf_plan_workspace_size(plan);
+  if (!is_cpu(memory->place))
+    return sheaf_device_alloc(memory->place->device, memory->workspace_bytes, &memory->workspace);
+  return sheaf_table_alloc(memory->workspace_bytes, &memory->workspace);
+}
+
+/* Outputs come back to the host. */
+static sheaf_status fetch_outputs(const run_memory *memory, const run_operand *operands, int count)
+{
+  if (is_cpu(memory->place)) return SHEAF_OK;
+  sheaf_status status = SHEAF_OK;
+  for (int i = 0; i < count && status == SHEAF_OK; i++)
+    if (operands[i].output)
+      status = sheaf_device_copy(memory->place->device, operands[i].data, memory->at[i].on_device, memory->at[i].bytes,
+                                 NULL);
+  return status == SHEAF_OK ? sheaf_stream_wait(memory->place->device, NULL) : status;
+}
+
+static void release(run_memory *memory, sheaf_plan *plan, int count)
+{
+  if (is_cpu(memory->place)) {
+    sheaf_table_free(memory->workspace, memory->workspace_bytes);
+  } else {
+    sheaf_device_free(memory->place->device, memory->workspace);
+    for (int i = 0; i < count; i++) sheaf_device_free(memory->place->device, memory->at[i].on_device);
+  }
+  sheaf_plan_free(plan);
+}
+
+static sheaf_status prepare(run_memory *memory, const run_place *place, const sheaf_plan *plan,
+                            const run_operand *operands, int count)
+{
+  memset(memory, 0, sizeof *memory);
+  memory->place = place;
+  sheaf_status status = make_workspace(memory, plan);
+  for (int i = 0; i < count && status == SHEAF_OK; i++) status = set_operand(memory, i, &operands[i]);
+  return status;
+}
+
+sheaf_status run_embedding(const run_place *place, sheaf_embedding_desc *desc, sheaf_embedding_args *args,
+                           run_operand *operands, int count)
+{
+  sheaf_preference preference = SHEAF_PREFERENCE_INIT;
+  sheaf_plan *plan;
+  run_memory memory;
+  preference.threads = place->threads;
+  desc->device = place->device;
+  sheaf_status status = sheaf_embedding_select(desc, &preference, &plan);
+  if (status != SHEAF_OK) return status;
+  status = prepare(&memory, place, plan, operands, count);
+  if (status == SHEAF_OK) status = sheaf_embedding_run(plan, memory.workspace, memory.workspace_bytes, NULL, args);
+  if (status == SHEAF_OK) status = fetch_outputs(&memory, operands, count);
+  release(&memory, plan, count);
+  return status;
+}
+
+sheaf_status run_segment(const run_place *place, sheaf_segment_desc *desc, sheaf_segment_args *args,
+                         run_operand *operands, int count)
+{
+  sheaf_preference preference = SHEAF_PREFERENCE_INIT;
+  sheaf_plan *plan;
+  run_memory memory;
+  preference.threads = place->threads;
+  desc->device = place->device;
+  sheaf_status status = sheaf_segment_select(desc, &preference, &plan);
+  if (status != SHEAF_OK) return status;
+  status = prepare(&memory, place, plan, operands, count);
+  if (status == SHEAF_OK) status = sheaf_segment_run(plan, memory.workspace, memory.workspace_bytes, NULL, args);
+  if (status == SHEAF_OK) status = fetch_outputs(&memory, operands, count);
+  release(&memory, plan, count);
+  return status;
+}

@@ -1,0 +1,102 @@
+/* cli/report.c: one HTML file of a template and its data. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#include "report.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli_impl.h"
+
+extern const unsigned char report_page[]; /* cli/report/page.html */
+
+/* Text for HTML. */
+static void put_escaped(FILE *file, const char *text)
+{
+  for (; *text; text++) {
+    if (*text == '<')
+      fputs("&lt;", file);
+    else if (*text == '&')
+      fputs("&amp;", file);
+    else
+      fputc(*text, file);
+  }
+}
+
+/* JSON for a script element, which "</script" and "<!--" would end: the sign occurs in strings only. */
+static void put_data(FILE *file, const char *json)
+{
+  for (; *json; json++) {
+    if (*json == '<')
+      fputs("\\u003c", file);
+    else
+      fputc(*json, file);
+  }
+}
+
+static void put_page(FILE *file, const char *title, const char *json)
+{
+  const char *page = (const char *)report_page;
+  const char *title_at = strstr(page, "@TITLE@"), *data_at = strstr(page, "@DATA@");
+  fwrite(page, 1, (size_t)(title_at - page), file);
+  put_escaped(file, title);
+  fwrite(title_at + 7, 1, (size_t)(data_at - title_at - 7), file);
+  put_data(file, json);
+  fputs(data_at + 6, file);
+}
+
+/* Beside the target and renamed over it, so that nobody ever sees half a page. */
+static int write_file(const char *path, const char *title, const char *json)
+{
+  size_t room = strlen(path) + 32;
+  char *temporary = malloc(room);
+  if (!temporary) return ENOMEM;
+  snprintf(temporary, room, "%s.%ld.tmp", path, (long)getpid());
+  FILE *file = fopen(temporary, "wx");
+  int error = file ? 0 : errno;
+  if (file) {
+    errno = 0;
+    put_page(file, title, json);
+    if (fflush(file) != 0 || ferror(file) || fsync(fileno(file)) != 0) error = errno ? errno : EIO;
+    if (fclose(file) != 0 && !error) error = errno;
+    if (!error && rename(temporary, path) != 0) error = errno;
+    if (error) unlink(temporary);
+  }
+  free(temporary);
+  return error;
+}
+
+int report_write(const char *command, const char *path, const char *title, json_t *data)
+{
+  char *json = data ? json_dumps(data, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
+  json_decref(data);
+  if (!json) {
+    cli_complain(command, "no page could be made: out of memory, or a path that is not UTF-8");
+    return CLI_FAILED;
+  }
+  int error = write_file(path, title, json);
+  free(json);
+  if (!error) return CLI_OK;
+  cli_complain(command, "'%s' cannot be written: %s", path, strerror(error));
+  return CLI_FAILED;
+}
+
+char *report_command_line(int argc, char **argv)
+{
+  size_t room = 16;
+  for (int i = 0; i < argc; i++) room += strlen(argv[i]) + 3;
+  char *line = malloc(room);
+  if (!line) return NULL;
+  size_t used = (size_t)snprintf(line, room, "sheaf");
+  for (int i = 0; i < argc; i++) {
+    bool plain =
+        *argv[i] &&
+        strspn(argv[i], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%") == strlen(argv[i]);
+    used += (size_t)snprintf(line + used, room - used, plain ? " %s" : " '%s'", argv[i]);
+  }
+  return line;
+}
