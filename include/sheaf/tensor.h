@@ -52,6 +52,15 @@ enum { SHEAF_TENSOR_MAX_RANK = 8 };
 /* Memory of its own, zero; on the CPU. */
 SHEAF_API sheaf_status sheaf_tensor_new(sheaf_dtype dtype, int rank, const int64_t *shape, sheaf_tensor **tensor);
 
+/* The same on a device: {kDLCUDA, 0} is the first CUDA device, {kDLCPU, 0} the CPU. */
+SHEAF_API sheaf_status sheaf_tensor_new_on(DLDevice device, sheaf_dtype dtype, int rank, const int64_t *shape,
+                                           sheaf_tensor **tensor);
+
+/* A copy on another device, contiguous and without gradients; the tensor itself when it lies there. All forms but meta
+ * and batched. Waits until the copy is there when the host's memory is part of it; else it is in the order of the
+ * thread's stream (device.h). */
+SHEAF_API sheaf_status sheaf_tensor_to(sheaf_tensor *tensor, DLDevice device, sheaf_tensor **out);
+
 /* Memory of the caller's, who keeps it alive and does not move it while the tensor lives. `bytes` as in
  * sheaf_operand. */
 SHEAF_API sheaf_status sheaf_tensor_borrow(const DLTensor *memory, size_t bytes, sheaf_tensor **tensor);

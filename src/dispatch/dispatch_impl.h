@@ -31,6 +31,7 @@ struct sheaf_tensor {
   size_t bytes;       /* behind dl.data + offset; 0: trust the shape */
   size_t block;       /* bytes of this allocation */
   void *placed;       /* memory of its own on a device; NULL: none */
+  int handed_out;     /* through DLPack: whoever has it may use it on any stream */
   sheaf_tensor *base; /* whose memory and version this shares; NULL: its own */
   DLManagedTensor *managed;
   atomic_llong version; /* of the base */
@@ -51,9 +52,28 @@ void *shf_spare_alloc(size_t *bytes);
 void shf_spare_free(void *memory, size_t bytes);
 void shf_spare_clear(void);
 
-/* Memory on a device (place.c). */
+/* Memory and work on a device (place.c), all in the order of the thread's current stream there. Memory that was
+ * `handed_out` to others is freed when the whole device is done. */
 sheaf_status shf_place_alloc(DLDevice device, size_t bytes, void **memory);
-void shf_place_free(DLDevice device, void *memory);
+void shf_place_free(DLDevice device, void *memory, int handed_out);
+
+/* This thread's memory for one run at a time on its current stream; valid until the next call. */
+sheaf_status shf_place_workspace(DLDevice device, size_t bytes, void **memory);
+
+/* Frees what the calling thread keeps there, and what the pools of all devices do. */
+void shf_place_clear(void);
+
+/* Copies between host and device, and waits. */
+sheaf_status shf_place_copy(DLDevice device, void *to, const void *from, size_t bytes);
+sheaf_status shf_place_fill(DLDevice device, void *memory, int value, size_t bytes);
+
+/* What is done element by element there; device and stream are filled in. */
+struct shf_device_map;
+sheaf_status shf_place_map(DLDevice device, struct shf_device_map *map);
+
+/* While a profile is taken: around what is enqueued, whose time is added to the profiled call. Waits for it. */
+sheaf_status shf_place_clock_start(DLDevice device);
+sheaf_status shf_place_clock_stop(DLDevice device);
 
 /* The device of a tensor, or of its parts. */
 static inline DLDevice shf_device_of(const sheaf_tensor *t);
@@ -63,6 +83,16 @@ sheaf_status shf_tensor_clear(sheaf_tensor *tensor);
 
 /* Data that this code may read and write: NULL when it lies on a device, or nowhere. */
 static inline void *shf_host_data(const sheaf_tensor *t);
+
+/* A dense tensor on a device, with memory that is not cleared. */
+sheaf_status shf_tensor_make_on(DLDevice device, sheaf_dtype dtype, int rank, const int64_t *shape,
+                                sheaf_tensor **tensor);
+
+/* The same tensor where the host can read it: itself, or a copy that has been waited for. */
+sheaf_status shf_tensor_on_host(sheaf_tensor *tensor, sheaf_tensor **host);
+
+/* Copies the bytes of a contiguous tensor into another one of as many, from or to the host; waits. */
+sheaf_status shf_tensor_copy_bytes(const sheaf_tensor *from, sheaf_tensor *to);
 
 /* A dense tensor with memory that is not cleared, or (meta) without; device as `like`'s, or CPU. */
 sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, const sheaf_tensor *like,
@@ -101,6 +131,24 @@ static inline DLDevice shf_device_of(const sheaf_tensor *t)
 static inline void *shf_host_data(const sheaf_tensor *t)
 {
   return sheaf_keyset_contains(t->keys, SHEAF_KEY_CPU) && t->dl.data ? (char *)t->dl.data + t->dl.byte_offset : NULL;
+}
+
+/* The keys that say where data lies. */
+enum { SHF_DATA_KEYS = 1 << SHEAF_KEY_CPU | 1 << SHEAF_KEY_CUDA | 1 << SHEAF_KEY_META };
+
+static inline int shf_is_on(const sheaf_tensor *t, int key) { return (t->keys.bits >> key & 1) != 0; }
+
+/* Cpu, Cuda or Meta: the key whose kernels compute with this tensor's data. */
+static inline sheaf_dispatch_key shf_data_key(const sheaf_tensor *t)
+{
+  return shf_is_on(t, SHEAF_KEY_META) ? SHEAF_KEY_META : shf_is_on(t, SHEAF_KEY_CUDA) ? SHEAF_KEY_CUDA : SHEAF_KEY_CPU;
+}
+
+/* Whether two tensors have their data in one place. */
+static inline int shf_same_place(const sheaf_tensor *a, const sheaf_tensor *b)
+{
+  if ((a->keys.bits & SHF_DATA_KEYS) != (b->keys.bits & SHF_DATA_KEYS)) return 0;
+  return !shf_is_on(a, SHEAF_KEY_CUDA) || shf_device_of(a).device_id == shf_device_of(b).device_id;
 }
 
 static inline void *shf_data(const sheaf_tensor *t) { return (char *)t->dl.data + t->dl.byte_offset; }

@@ -9,7 +9,7 @@ enum { B_GRAD_OUT = 0, B_INDICES, B_OFFSETS, B_WEIGHTS, B_TABLE, B_OUT, B_ARG, B
 /* One bag per bag of every problem: offsets [batch, B] become starts with the end, counted over all entries. */
 static sheaf_status merge_offsets(const sheaf_call *forward, int64_t *form, sheaf_tensor **out)
 {
-  const sheaf_tensor *offsets = forward->inputs[OFFSETS];
+  sheaf_tensor *offsets = forward->inputs[OFFSETS];
   *out = NULL;
   if (*form == SHEAF_BAGS_MATRIX) return SHEAF_OK;
   if (*form == SHEAF_BAGS_LENGTHS) return shf_grad_merged_input(forward, OFFSETS, out);
@@ -17,15 +17,21 @@ static sheaf_status merge_offsets(const sheaf_call *forward, int64_t *form, shea
   int64_t each = offsets->extent[!shared], bags = each - (*form == SHEAF_BAGS_OFFSETS_END);
   int64_t entries = forward->inputs[INDICES]->extent[shf_grad_is_batched(forward, INDICES)],
           all = forward->batch * bags + 1;
-  SHF_REQUIRE(!sheaf_keyset_contains(offsets->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
-              "the gradient of a table that %" PRId64 " problems share, with offsets on a CUDA device", forward->batch);
-  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, &all, offsets, out));
   *form = SHEAF_BAGS_OFFSETS_END;
-  int64_t *to = (*out)->dl.data;
-  for (int64_t p = 0; to && p < forward->batch; p++)
-    for (int64_t b = 0; b < bags; b++) *to++ = p * entries + shf_index_at(offsets, (shared ? 0 : p * each) + b);
-  if (to) *to = forward->batch * entries;
-  return SHEAF_OK;
+  if (shf_is_on(offsets, SHEAF_KEY_META)) return shf_tensor_make(SHEAF_I64, 1, &all, offsets, out);
+  sheaf_tensor *host, *merged = NULL;
+  SHF_TRY(shf_tensor_on_host(offsets, &host));
+  sheaf_status status = shf_tensor_make(SHEAF_I64, 1, &all, host, &merged);
+  if (status == SHEAF_OK) {
+    int64_t *to = merged->dl.data;
+    for (int64_t p = 0; p < forward->batch; p++)
+      for (int64_t b = 0; b < bags; b++) *to++ = p * entries + shf_index_at(host, (shared ? 0 : p * each) + b);
+    *to = forward->batch * entries;
+    status = sheaf_tensor_to(merged, shf_device_of(offsets), out);
+  }
+  sheaf_tensor_release(merged);
+  sheaf_tensor_release(host);
+  return status;
 }
 
 /* The inputs of a backward in which all problems are one, for a table that they share. */
