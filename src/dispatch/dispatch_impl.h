@@ -4,6 +4,8 @@
 
 #include <sheaf/dispatch.h>
 #include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
 
 #include "core/status.h"
 
@@ -18,6 +20,7 @@ typedef struct shf_history {
 
 enum { SHF_MAX_LEVELS = 4, SHF_NAME_BYTES = 32 };
 
+/* Every call makes one, so only the part before `extent` is cleared then; what follows is read as far as rank says. */
 struct sheaf_tensor {
   DLTensor dl; /* dense, meta, quantised */
   atomic_int refs;
@@ -25,32 +28,34 @@ struct sheaf_tensor {
   sheaf_dtype dtype;
   sheaf_keyset keys;
   int rank;
-  int64_t extent[SHEAF_TENSOR_MAX_RANK]; /* as the outside sees it */
-  int64_t stored[SHEAF_TENSOR_MAX_RANK]; /* of dl, where it differs: packed rows */
-  int64_t strides[SHEAF_TENSOR_MAX_RANK];
-  size_t bytes;       /* behind dl.data + offset; 0: trust the shape */
-  size_t block;       /* bytes of this allocation */
-  void *placed;       /* memory of its own on a device; NULL: none */
-  int handed_out;     /* through DLPack: whoever has it may use it on any stream */
+  size_t bytes;   /* behind dl.data + offset; 0: trust the shape */
+  size_t block;   /* bytes of this allocation */
+  void *placed;   /* memory of its own on a device; NULL: none */
+  int handed_out; /* through DLPack: whoever has it may use it on any stream */
+  int coalesced;
   sheaf_tensor *base; /* whose memory and version this shares; NULL: its own */
   DLManagedTensor *managed;
   atomic_llong version; /* of the base */
   sheaf_tensor *part[2];
-  int coalesced;
-  int levels;                /* batched: how many, */
-  int level[SHF_MAX_LEVELS]; /* which, increasing; leading dimensions of part 0 in this order */
-  sheaf_grad grad_kind;      /* leaf: what it wants. Results: NONE */
+  sheaf_grad grad_kind; /* leaf: what it wants. Results: NONE */
+  int levels;           /* batched: how many */
   _Atomic(sheaf_tensor *) grad;
-  shf_history *history; /* results: who made it, */
-  int history_output;   /* as which of its outputs */
+  shf_history *history;                  /* results: who made it, */
+  int history_output;                    /* as which of its outputs */
+  int64_t extent[SHEAF_TENSOR_MAX_RANK]; /* as the outside sees it */
+  int64_t strides[SHEAF_TENSOR_MAX_RANK];
+  int64_t stored[SHEAF_TENSOR_MAX_RANK]; /* the shape of dl, where it differs: packed rows */
+  int level[SHF_MAX_LEVELS]; /* batched: which levels, increasing; leading dimensions of part 0 in this order */
   char name[SHF_NAME_BYTES];
 };
 
-/* Memory for what every call makes and frees (spare.c): small blocks are kept by the thread that frees them. `bytes` is
- * raised to what there is; release with that. */
-void *shf_spare_alloc(size_t *bytes);
-void shf_spare_free(void *memory, size_t bytes);
-void shf_spare_clear(void);
+static inline void shf_tensor_begin(sheaf_tensor *t, size_t block)
+{
+  memset(t, 0, offsetof(sheaf_tensor, extent));
+  atomic_init(&t->refs, 1);
+  t->block = block;
+  t->name[0] = '\0';
+}
 
 /* Memory and work on a device (place.c), all in the order of the thread's current stream there. Memory that was
  * `handed_out` to others is freed when the whole device is done. */
@@ -156,6 +161,12 @@ static inline void *shf_data(const sheaf_tensor *t) { return (char *)t->dl.data 
 /* Releases a history without recursing, however long the chain behind it is. */
 void shf_history_release(shf_history *history);
 
+/* Gives a tensor the name of another. */
+static inline void shf_copy_name(sheaf_tensor *to, const sheaf_tensor *from)
+{
+  if (from->name[0]) memcpy(to->name, from->name, sizeof to->name);
+}
+
 /* Sets *slot to NULL and releases what was there. */
 static inline void shf_drop(sheaf_tensor **slot)
 {
@@ -172,6 +183,20 @@ typedef struct shf_tally {
   char sku[64];
 } shf_tally;
 
+/* Address sanitizers watch blocks of the allocator only, so with them none is kept. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SHF_WATCHED_BLOCKS 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define SHF_WATCHED_BLOCKS 1
+#endif
+#ifdef SHF_WATCHED_BLOCKS
+enum { SHF_SPARE_BYTES = 1024, SHF_SPARE_KEPT = 0 };
+#else
+enum { SHF_SPARE_BYTES = 1024, SHF_SPARE_KEPT = 16 };
+#endif
+
 typedef struct shf_thread {
   sheaf_keyset include, exclude;
   uint32_t guards;
@@ -181,10 +206,35 @@ typedef struct shf_thread {
   sheaf_dtype autocast;
   int freeing;
   shf_history *dying;
+  int spare_count, spare_watched; /* blocks that are kept; whether they are freed when the thread ends */
+  void *spare[SHF_SPARE_KEPT + 1];
 } shf_thread_state;
 
 /* Small and used by every call. (Not of the initial-exec model: the library would not load into a running program.) */
 extern _Thread_local shf_thread_state shf_thread;
+
+/* Memory for what every call makes and frees (spare.c): small blocks are kept by the thread that frees them. `bytes` is
+ * raised to what there is; release with that. */
+void *shf_spare_alloc_new(size_t bytes);
+void shf_spare_free_first(void *memory, size_t bytes);
+void shf_spare_clear(void);
+
+static inline void *shf_spare_alloc(size_t *bytes)
+{
+  shf_thread_state *mine = &shf_thread;
+  if (__builtin_expect(*bytes > SHF_SPARE_BYTES, 0)) return shf_spare_alloc_new(*bytes);
+  *bytes = SHF_SPARE_BYTES;
+  return mine->spare_count > 0 ? mine->spare[--mine->spare_count] : shf_spare_alloc_new(SHF_SPARE_BYTES);
+}
+
+static inline void shf_spare_free(void *memory, size_t bytes)
+{
+  shf_thread_state *mine = &shf_thread;
+  if (bytes == SHF_SPARE_BYTES && mine->spare_count < SHF_SPARE_KEPT && mine->spare_watched)
+    mine->spare[mine->spare_count++] = memory;
+  else
+    shf_spare_free_first(memory, bytes);
+}
 
 /* Keys that all threads include (the profiler's). */
 extern atomic_uint shf_everywhere;
@@ -207,6 +257,9 @@ typedef struct shf_layer {
 #define SHF_X(key, name) extern const shf_layer shf_layer_##name;
 SHF_LAYER_LIST(SHF_X)
 #undef SHF_X
+
+/* sheaf_redispatch of a call that a built-in layer made of a checked one. */
+sheaf_status shf_redispatch(const sheaf_call *call, const sheaf_frame *frame);
 
 /* The gradient of an op, NULL when it has none. */
 const sheaf_gradient *shf_dispatch_gradient(sheaf_op op);

@@ -20,9 +20,7 @@ static sheaf_status make_block(size_t extra, sheaf_tensor **tensor)
   if (extra > (size_t)1 << 47) return shf_core_no_memory("a tensor", extra); /* more than a process can address */
   sheaf_tensor *t = shf_spare_alloc(&block);
   if (!t) return shf_core_no_memory("a tensor", block);
-  memset(t, 0, sizeof *t);
-  atomic_init(&t->refs, 1);
-  t->block = block;
+  shf_tensor_begin(t, block);
   *tensor = t;
   return SHEAF_OK;
 }
@@ -225,7 +223,7 @@ sheaf_status sheaf_tensor_detach(sheaf_tensor *tensor, sheaf_tensor **detached)
   t->coalesced = tensor->coalesced;
   t->levels = tensor->levels;
   memcpy(t->level, tensor->level, sizeof t->level);
-  memcpy(t->name, tensor->name, sizeof t->name);
+  shf_copy_name(t, tensor);
   for (int i = 0; i < 2; i++)
     if (tensor->part[i]) t->part[i] = sheaf_tensor_retain(tensor->part[i]);
   t->base = sheaf_tensor_retain(tensor->base ? tensor->base : tensor);
@@ -277,13 +275,15 @@ void sheaf_tensor_release(sheaf_tensor *tensor)
 {
   if (!tensor || !was_last(&tensor->refs)) return;
   shf_history *history = tensor->history;
-  sheaf_tensor_release(atomic_load_explicit(&tensor->grad, memory_order_relaxed));
-  for (int i = 0; i < 2; i++) sheaf_tensor_release(tensor->part[i]);
-  sheaf_tensor_release(tensor->base);
+  sheaf_tensor *grad = atomic_load_explicit(&tensor->grad, memory_order_relaxed);
+  if (grad) sheaf_tensor_release(grad);
+  if (tensor->part[0]) sheaf_tensor_release(tensor->part[0]);
+  if (tensor->part[1]) sheaf_tensor_release(tensor->part[1]);
+  if (tensor->base) sheaf_tensor_release(tensor->base);
   if (tensor->placed) shf_place_free(tensor->dl.device, tensor->placed, tensor->handed_out);
   if (tensor->managed && tensor->managed->deleter) tensor->managed->deleter(tensor->managed);
   shf_spare_free(tensor, tensor->block);
-  shf_history_release(history);
+  if (history) shf_history_release(history);
 }
 
 /* ---- What it is ---- */

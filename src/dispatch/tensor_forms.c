@@ -34,9 +34,7 @@ static sheaf_status make_of(sheaf_form form, int key, sheaf_tensor *first, sheaf
   size_t block = sizeof(sheaf_tensor);
   sheaf_tensor *t = shf_spare_alloc(&block);
   if (!t) return shf_core_no_memory("a tensor", block);
-  memset(t, 0, sizeof *t);
-  atomic_init(&t->refs, 1);
-  t->block = block;
+  shf_tensor_begin(t, block);
   t->form = form;
   t->keys = sheaf_keyset_insert(sheaf_keyset_union(first->keys, second ? second->keys : first->keys), key);
   *tensor = t;
@@ -186,6 +184,6 @@ sheaf_status shf_tensor_batched(sheaf_tensor *inner, int levels, const int *leve
   t->levels = levels;
   for (int i = 0; i < levels; i++) t->level[i] = level[i];
   for (int i = 0; i < t->rank; i++) t->extent[i] = inner->extent[i + levels];
-  memcpy(t->name, inner->name, sizeof t->name);
+  shf_copy_name(t, inner);
   return SHEAF_OK;
 }

@@ -130,7 +130,7 @@ sheaf_status sheaf_tensor_to(sheaf_tensor *tensor, DLDevice device, sheaf_tensor
   sheaf_status status = tensor->form == SHEAF_FORM_DENSE       ? copy_dense(tensor, device, out)
                         : tensor->form == SHEAF_FORM_QUANTIZED ? copy_quantized(tensor, device, out)
                                                                : copy_parts(tensor, device, out);
-  if (status == SHEAF_OK) memcpy((*out)->name, tensor->name, sizeof tensor->name);
+  if (status == SHEAF_OK) shf_copy_name(*out, tensor);
   return status;
 }
 

@@ -6,7 +6,7 @@
 
 sheaf_status shf_send(const sheaf_call *call, const sheaf_frame *frame)
 {
-  return frame ? sheaf_redispatch(call, frame) : sheaf_dispatch(call);
+  return frame ? shf_redispatch(call, frame) : sheaf_dispatch(call);
 }
 
 static sheaf_status send_with(sheaf_op op, sheaf_tensor *const *inputs, int count, const sheaf_attr *attr,

@@ -54,14 +54,14 @@ static sheaf_status check_alike(const sheaf_call *call, const sheaf_tensor *a, c
 /* Sends a call whose first output becomes nested with these offsets (NULL: stays plain). */
 static sheaf_status send_and_wrap(const sheaf_call *call, const sheaf_frame *frame, int output, sheaf_tensor *offsets)
 {
-  if (!offsets) return sheaf_redispatch(call, frame);
+  if (!offsets) return shf_redispatch(call, frame);
   sheaf_tensor *values[2] = {NULL, NULL};
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "%s: a nested result cannot be written into a given tensor",
               shf_op_name(call));
   SHF_REQUIRE(!call->batch, UNSUPPORTED, "%s: a nested result within vmap", shf_op_name(call));
   sheaf_call flat = *call;
   flat.outputs = values;
-  SHF_TRY(sheaf_redispatch(&flat, frame));
+  SHF_TRY(shf_redispatch(&flat, frame));
   sheaf_tensor *wrapped = NULL;
   sheaf_status status = values[output] ? shf_tensor_nested(values[output], offsets, &wrapped) : SHEAF_OK;
   sheaf_tensor_release(values[output]);
@@ -79,7 +79,7 @@ static sheaf_status send_and_wrap(const sheaf_call *call, const sheaf_frame *fra
 
 static sheaf_status embedding(const sheaf_call *call, const sheaf_frame *frame)
 {
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_REQUIRE(!is_nested(call->inputs[0]), UNSUPPORTED, "embedding: a nested table");
   sheaf_tensor *inputs[] = {call->inputs[0], values_of(call->inputs[1])};
@@ -90,13 +90,13 @@ static sheaf_status embedding(const sheaf_call *call, const sheaf_frame *frame)
 
 static sheaf_status embedding_backward(const sheaf_call *call, const sheaf_frame *frame)
 {
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_TRY(check_alike(call, call->inputs[0], call->inputs[1]));
   sheaf_tensor *inputs[] = {values_of(call->inputs[0]), values_of(call->inputs[1])};
   sheaf_call flat = *call;
   flat.inputs = inputs;
-  return sheaf_redispatch(&flat, frame);
+  return shf_redispatch(&flat, frame);
 }
 
 /* Forward and backward have indices, offsets and weights at the same places. */
@@ -105,7 +105,7 @@ static sheaf_status bags(const sheaf_call *call, const sheaf_frame *frame)
   enum { INDICES = 1, OFFSETS = 2, WEIGHTS = 3, MOST = 7 };
   sheaf_tensor *inputs[MOST] = {NULL}, *indices = shf_input(call, INDICES), *weights = shf_input(call, WEIGHTS);
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   for (int i = 0; i < call->input_count; i++)
     SHF_REQUIRE(!is_nested(call->inputs[i]) || i == INDICES || i == WEIGHTS, UNSUPPORTED, "%s: %s is nested",
@@ -152,7 +152,7 @@ static sheaf_status segments(const sheaf_call *call, const sheaf_frame *frame)
   int backward = call->op == SHEAF_OP_SEGMENT_REDUCE_BACKWARD, at = backward ? 2 : 0;
   sheaf_tensor *data = shf_input(call, at), *ids = shf_input(call, 1), *made = NULL, *inputs[4] = {NULL};
   sheaf_attr attrs[SHEAF_SEGMENT_ATTRS];
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_TRY(check_alike(call, data, ids));
   memcpy(attrs, call->attrs, sizeof attrs);
@@ -181,7 +181,7 @@ static sheaf_status segments(const sheaf_call *call, const sheaf_frame *frame)
 static sheaf_status elementwise(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *inputs[2] = {values_of(shf_input(call, 0)), values_of(shf_input(call, 1))};
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   if (call->input_count == 2) {
     SHF_REQUIRE(is_nested(call->inputs[0]) && is_nested(call->inputs[1]), INVALID_PROBLEM,
@@ -196,7 +196,7 @@ static sheaf_status elementwise(const sheaf_call *call, const sheaf_frame *frame
 static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
 {
   const sheaf_tensor *t = call->inputs[0], *values = t->part[0], *offsets = t->part[1];
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_REQUIRE(!shf_is_on(values, SHEAF_KEY_META), UNSUPPORTED,
               "to_dense of a nested tensor: its longest component is not known without data");
   if (shf_is_on(values, SHEAF_KEY_CUDA)) return shf_through_host(call, frame, to_dense);
@@ -223,7 +223,7 @@ static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
 
 static sheaf_status refuse(const sheaf_call *call, const sheaf_frame *frame)
 {
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   return shf_core_fail(SHEAF_UNSUPPORTED, "%s of a nested tensor", shf_op_name(call));
 }
 

@@ -39,7 +39,7 @@ static sheaf_status look_up_rows(sheaf_tensor *values, sheaf_tensor *places, con
   call.input_count = 2;
   call.output_count = 1;
   call.attr_count = SHEAF_EMBEDDING_ATTRS;
-  return sheaf_redispatch(&call, frame);
+  return shf_redispatch(&call, frame);
 }
 
 /* The rows with these ids, missing ones as zero: [count, D]. */
@@ -90,7 +90,7 @@ static sheaf_status send_compact(const sheaf_call *call, const sheaf_frame *fram
   sheaf_call small = *call;
   small.inputs = inputs;
   small.attrs = attrs;
-  SHF_TRY(sheaf_redispatch(&small, frame));
+  SHF_TRY(shf_redispatch(&small, frame));
   if (call->op != SHEAF_OP_EMBEDDING_BAG || !shf_wants(call, 1)) return SHEAF_OK;
   sheaf_status status = restore_arg(call->outputs[1], compact->host_ids);
   for (int i = 0; status != SHEAF_OK && i < 2; i++)
@@ -105,7 +105,7 @@ static sheaf_status send_like_dense(const sheaf_call *call, const sheaf_frame *f
   SHF_TRY(shf_tensor_make(call->inputs[0]->dtype, 2, call->inputs[0]->extent, call->inputs[0], &inputs[0]));
   sheaf_call dense = *call;
   dense.inputs = inputs;
-  sheaf_status status = sheaf_redispatch(&dense, frame);
+  sheaf_status status = shf_redispatch(&dense, frame);
   sheaf_tensor_release(inputs[0]);
   return status;
 }
@@ -113,7 +113,7 @@ static sheaf_status send_like_dense(const sheaf_call *call, const sheaf_frame *f
 static sheaf_status lookup(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *table = call->inputs[0], *merged, *rows = NULL;
-  if (!shf_is_sparse(table)) return sheaf_redispatch(call, frame);
+  if (!shf_is_sparse(table)) return shf_redispatch(call, frame);
   if (shf_sparse_is_on(call, SHEAF_KEY_META)) return send_like_dense(call, frame);
   SHF_REQUIRE(!call->outputs[0] || call->op == SHEAF_OP_EMBEDDING || !shf_wants(call, 1) || !call->outputs[1],
               UNSUPPORTED, "arg of bags over a row-sparse table cannot be written into a given tensor");
@@ -152,7 +152,7 @@ static sheaf_status densify(const sheaf_call *call, const sheaf_frame *frame)
   }
   sheaf_call dense = *call;
   dense.inputs = inputs;
-  if (status == SHEAF_OK) status = sheaf_redispatch(&dense, frame);
+  if (status == SHEAF_OK) status = shf_redispatch(&dense, frame);
   for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
   return status;
 }
@@ -191,7 +191,7 @@ static sheaf_status gradient_rows(const sheaf_call *call, const sheaf_frame *fra
   small.outputs = outputs;
   small.attrs = attrs;
   small.wanted = 1;
-  SHF_TRY(sheaf_redispatch(&small, frame));
+  SHF_TRY(shf_redispatch(&small, frame));
   *rows = outputs[0];
   return SHEAF_OK;
 }
@@ -205,7 +205,7 @@ static sheaf_status weights_gradient(const sheaf_call *call, const sheaf_frame *
   sheaf_call dense = *call;
   dense.attrs = attrs;
   dense.wanted = 2;
-  return sheaf_redispatch(&dense, frame);
+  return shf_redispatch(&dense, frame);
 }
 
 static sheaf_status gradient(const sheaf_call *call, const sheaf_frame *frame)

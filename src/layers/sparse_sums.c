@@ -27,7 +27,7 @@ static sheaf_status sum_rows(sheaf_tensor *values, sheaf_tensor *places, int64_t
   call.output_count = 1;
   call.attrs = attrs;
   call.attr_count = SHEAF_EMBEDDING_ATTRS;
-  return sheaf_redispatch(&call, frame);
+  return shf_redispatch(&call, frame);
 }
 
 sheaf_status shf_sparse_coalesced(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out)
@@ -64,7 +64,7 @@ sheaf_status shf_sparse_dense(sheaf_tensor *sparse, const sheaf_frame *frame, sh
 sheaf_status shf_sparse_to_dense(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *dense;
-  if (!shf_is_sparse(call->inputs[0])) return sheaf_redispatch(call, frame);
+  if (!shf_is_sparse(call->inputs[0])) return shf_redispatch(call, frame);
   SHF_TRY(shf_sparse_dense(call->inputs[0], frame, &dense));
   return shf_deliver(call, 0, dense);
 }
@@ -72,7 +72,7 @@ sheaf_status shf_sparse_to_dense(const sheaf_call *call, const sheaf_frame *fram
 sheaf_status shf_sparse_cast(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *t = call->inputs[0], *rows;
-  if (!shf_is_sparse(t)) return sheaf_redispatch(call, frame);
+  if (!shf_is_sparse(t)) return shf_redispatch(call, frame);
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "a cast row-sparse tensor cannot be written into a given one");
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, t->part[1], (sheaf_dtype)call->attrs[0].i, frame, &rows));
   sheaf_status status = shf_tensor_sparse(t->part[0], rows, t->extent[0], t->coalesced, &call->outputs[0]);
@@ -207,7 +207,7 @@ sheaf_status shf_sparse_add(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *a = call->inputs[0], *b = call->inputs[1], *dense;
   char left[120], right[120];
-  if (!shf_is_sparse(a) && !shf_is_sparse(b)) return sheaf_redispatch(call, frame);
+  if (!shf_is_sparse(a) && !shf_is_sparse(b)) return shf_redispatch(call, frame);
   SHF_REQUIRE(a->dtype == b->dtype && a->rank == b->rank && a->extent[0] == b->extent[0] &&
                   a->extent[1] == b->extent[1],
               INVALID_PROBLEM, "add: %s %s and %s %s are not of one type and shape", sheaf_dtype_name(a->dtype),
@@ -221,7 +221,7 @@ sheaf_status shf_sparse_add(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_call changed = *call;
   sheaf_tensor *inputs[] = {dense, b};
   changed.inputs = inputs;
-  sheaf_status status = sheaf_redispatch(&changed, frame);
+  sheaf_status status = shf_redispatch(&changed, frame);
   sheaf_tensor_release(dense);
   return status;
 }

@@ -18,7 +18,7 @@ typedef struct levels {
 static int is_batched(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_BATCHED; }
 
 /* Adds a level, keeping them in order. */
-static sheaf_status add_level(levels *all, int level, int64_t extent, const sheaf_call *call)
+static __attribute__((noinline)) sheaf_status add_level(levels *all, int level, int64_t extent, const sheaf_call *call)
 {
   int at = 0;
   while (at < all->count && all->level[at] < level) at++;
@@ -36,16 +36,25 @@ static sheaf_status add_level(levels *all, int level, int64_t extent, const shea
   return SHEAF_OK;
 }
 
-static sheaf_status find_levels(const sheaf_call *call, levels *all)
+static inline sheaf_status find_levels(const sheaf_call *call, levels *all)
 {
-  *all = (levels){.problems = 1};
+  all->count = 0;
   SHF_REQUIRE(call->input_count <= MOST_INPUTS && call->output_count <= MOST_OUTPUTS, UNSUPPORTED,
               "%s has %d inputs; vmap takes %d", shf_op_name(call), call->input_count, MOST_INPUTS);
   for (int i = 0; i < call->input_count; i++) {
     const sheaf_tensor *t = call->inputs[i];
-    for (int l = 0; is_batched(t) && l < t->levels; l++)
-      SHF_TRY(add_level(all, t->level[l], t->part[0]->extent[l], call));
+    if (!is_batched(t)) continue;
+    if (all->count == 0) { /* the first one's levels are in order */
+      all->count = t->levels;
+      for (int l = 0; l < t->levels; l++) {
+        all->level[l] = t->level[l];
+        all->extent[l] = t->part[0]->extent[l];
+      }
+      continue;
+    }
+    for (int l = 0; l < t->levels; l++) SHF_TRY(add_level(all, t->level[l], t->part[0]->extent[l], call));
   }
+  all->problems = 1;
   for (int i = 0; all->count > 0 && i < call->output_count; i++)
     SHF_REQUIRE(!call->outputs[i], UNSUPPORTED,
                 "%s: a batched result is made; it cannot be written into a given tensor", shf_op_name(call));
@@ -79,7 +88,7 @@ static sheaf_status insert_levels(const sheaf_tensor *t, const levels *all, cons
     call.attr_count = 2;
     next = NULL;
     call.outputs = &next;
-    status = sheaf_redispatch(&call, frame);
+    status = shf_redispatch(&call, frame);
     sheaf_tensor_release(now);
     now = next;
   }
@@ -131,23 +140,23 @@ static sheaf_status wrap(sheaf_tensor *result, const levels *all, int merged, co
   return status == SHEAF_OK ? shf_tensor_batched(split, all->count, all->level, out) : status;
 }
 
-static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, const levels *all, int merged,
-                             const sheaf_frame *frame)
+static inline sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, const levels *all, int merged,
+                                    const sheaf_frame *frame)
 {
-  sheaf_tensor *wrapped[MOST_OUTPUTS] = {NULL, NULL};
   sheaf_status status = SHEAF_OK;
-  int count = call->output_count < MOST_OUTPUTS ? call->output_count : MOST_OUTPUTS;
-  for (int i = 0; i < count; i++) {
-    if (status == SHEAF_OK && results[i])
-      status = wrap(results[i], all, merged, frame, &wrapped[i]);
+  for (int i = 0; i < call->output_count; i++) { /* each result is replaced by what it is wrapped in, or gone */
+    sheaf_tensor *result = results[i];
+    results[i] = NULL;
+    if (result && status == SHEAF_OK)
+      status = wrap(result, all, merged, frame, &results[i]);
+    else
+      sheaf_tensor_release(result);
+  }
+  for (int i = 0; i < call->output_count; i++) {
+    if (status == SHEAF_OK)
+      call->outputs[i] = results[i];
     else
       sheaf_tensor_release(results[i]);
-  }
-  for (int i = 0; i < count; i++) {
-    if (status == SHEAF_OK)
-      call->outputs[i] = wrapped[i];
-    else
-      sheaf_tensor_release(wrapped[i]);
   }
   return status;
 }
@@ -158,10 +167,10 @@ static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, con
 static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
 {
   levels all;
-  sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
+  sheaf_tensor *inputs[MOST_INPUTS], *results[MOST_OUTPUTS] = {NULL, NULL}; /* inputs as far as there are */
   SHF_REQUIRE(!call->batch, INVALID_PROBLEM, "%s: batched tensors in a call that is a batch itself", shf_op_name(call));
   SHF_TRY(find_levels(call, &all));
-  if (all.count == 0) return sheaf_redispatch(call, frame); /* the key without such a tensor */
+  if (all.count == 0) return shf_redispatch(call, frame); /* the key without such a tensor */
   SHF_REQUIRE(all.problems > 0, UNSUPPORTED, "%s: vmap over an extent of 0", shf_op_name(call));
   sheaf_call batch = *call;
   batch.batch = all.problems;
@@ -178,7 +187,7 @@ static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
   }
   batch.inputs = inputs;
   batch.outputs = results;
-  if (status == SHEAF_OK) status = sheaf_redispatch(&batch, frame);
+  if (status == SHEAF_OK) status = shf_redispatch(&batch, frame);
   for (int i = 0; own >> i; i++)
     if (own >> i & 1) sheaf_tensor_release(inputs[i]);
   return status == SHEAF_OK ? hand_out(call, results, &all, 1, frame) : status;
@@ -190,7 +199,7 @@ static sheaf_status as_one(const sheaf_call *call, const sheaf_frame *frame)
   levels all;
   sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
   SHF_TRY(find_levels(call, &all));
-  if (all.count == 0) return sheaf_redispatch(call, frame);
+  if (all.count == 0) return shf_redispatch(call, frame);
   sheaf_status status = SHEAF_OK;
   for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
     sheaf_tensor *t = call->inputs[i], unbatched = {.levels = 0};
@@ -205,7 +214,7 @@ static sheaf_status as_one(const sheaf_call *call, const sheaf_frame *frame)
     for (int i = 0; i < 2; i++) attrs[i].i = call->attrs[i].i < 0 ? -1 : call->attrs[i].i + all.count;
     one.attrs = attrs;
   }
-  if (status == SHEAF_OK) status = sheaf_redispatch(&one, frame);
+  if (status == SHEAF_OK) status = shf_redispatch(&one, frame);
   for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
   return status == SHEAF_OK ? hand_out(call, results, &all, 0, frame) : status;
 }
