@@ -2,9 +2,12 @@
  * are tested where there is no GPU. It is stricter than a real one:
  *   - its memory can only be touched while it works: the host's hands on it are a crash;
  *   - what is enqueued is done when somebody waits, not before: who reads too early reads what was there;
- *   - memory that is freed is gone by the time that is done.
- * It computes with a CPU library of its own. One thread at a time. */
+ *   - memory that is freed is gone by the time that is done;
+ *   - with SHEAF_PAPER_TEARS=n in the environment, its n-th step from then on fails (n from 0; freeing never does);
+ *   - it says how much memory is in use as the memory it has.
+ * It computes with a CPU library of its own, one thread at a time. */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +21,36 @@ static const shf_plugin_host *host;
 
 static sheaf_status fail(sheaf_status status, const char *sentence) { return host->fail(status, sentence); }
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static sheaf_status done(void)
+{
+  pthread_mutex_unlock(&lock);
+  return SHEAF_OK;
+}
+
+/* Whether this step is the one that is to fail. */
+static int tears(void)
+{
+  static char asked[32];
+  static long steps;
+  const char *now = getenv("SHEAF_PAPER_TEARS");
+  if (!now) now = "";
+  if (strcmp(now, asked) != 0) {
+    snprintf(asked, sizeof asked, "%s", now);
+    steps = 0;
+  }
+  return now[0] && steps++ == atol(now);
+}
+
+#define BEGIN_STEP()                                              \
+  do {                                                            \
+    pthread_mutex_lock(&lock);                                    \
+    int torn = tears();                                           \
+    if (torn) pthread_mutex_unlock(&lock);                        \
+    if (torn) return fail(SHEAF_DEVICE, "the paper device tore"); \
+  } while (0)
+
 /* ---- Memory ---- */
 
 typedef struct block {
@@ -27,6 +60,7 @@ typedef struct block {
 } block;
 
 static block *blocks;
+static int64_t bytes_in_use;
 
 static void protect_all(int protection)
 {
@@ -45,6 +79,7 @@ static sheaf_status take(size_t bytes, void **memory)
   if (mprotect(b->memory, b->bytes, PROT_NONE) != 0) abort();
   b->next = blocks;
   blocks = b;
+  bytes_in_use += (int64_t)b->bytes;
   *memory = b->memory;
   return SHEAF_OK;
 }
@@ -55,6 +90,7 @@ static void drop(void *memory)
     if ((*at)->memory == memory) {
       block *gone = *at;
       *at = gone->next;
+      bytes_in_use -= (int64_t)gone->bytes;
       munmap(gone->memory, gone->bytes);
       free(gone);
       return;
@@ -340,8 +376,10 @@ static sheaf_status count(int *devices)
 static sheaf_status info(int device, sheaf_device_info *about)
 {
   (void)device;
-  *about = (sheaf_device_info){.name = "a device of paper", .major = 9, .processors = 1};
-  return SHEAF_OK;
+  pthread_mutex_lock(&lock);
+  do_all(); /* what is being freed is not in use */
+  *about = (sheaf_device_info){.name = "a device of paper", .major = 9, .processors = 1, .memory_bytes = bytes_in_use};
+  return done();
 }
 
 static sheaf_status arch(int device, sheaf_arch *found)
@@ -361,11 +399,13 @@ static sheaf_status sizes(const shf_device_problem *problem, shf_device_sizes *f
 static sheaf_status prepare(const shf_device_problem *problem)
 {
   (void)problem;
-  return SHEAF_OK;
+  BEGIN_STEP();
+  return done();
 }
 
 static sheaf_status run(const shf_device_call *call)
 {
+  BEGIN_STEP();
   task *t = enqueue(RUN);
   t->category = call->problem.category;
   if (call->problem.embedding) t->embedding = *call->problem.embedding;
@@ -373,7 +413,7 @@ static sheaf_status run(const shf_device_call *call)
   int operands = call->problem.embedding ? 9 : 6;
   memcpy(t->operands, call->operands, (size_t)operands * sizeof *t->operands);
   t->report = call->report;
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status group(const shf_device_call *call, void *grouping)
@@ -386,74 +426,87 @@ static sheaf_status group(const shf_device_call *call, void *grouping)
 static sheaf_status allocate(int device, size_t bytes, void **memory)
 {
   (void)device;
-  return bytes ? take(bytes, memory) : SHEAF_OK;
+  BEGIN_STEP();
+  sheaf_status status = bytes ? take(bytes, memory) : SHEAF_OK;
+  pthread_mutex_unlock(&lock);
+  return status;
 }
 
 static sheaf_status release(int device, void *memory)
 {
   (void)device;
+  pthread_mutex_lock(&lock);
   do_all();
   drop(memory);
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status copy(int device, void *to, const void *from, size_t bytes, void *stream)
 {
   (void)device;
   (void)stream;
+  BEGIN_STEP();
   task *t = enqueue(COPY);
   t->to = to;
   t->from = from;
   t->bytes = bytes;
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status fill(int device, void *memory, int value, size_t bytes, void *stream)
 {
   (void)device;
   (void)stream;
+  BEGIN_STEP();
   task *t = enqueue(FILL);
   t->to = memory;
   t->value = value;
   t->bytes = bytes;
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status thing_make(int device, void **thing)
 {
   (void)device;
+  BEGIN_STEP();
   *thing = calloc(1, sizeof(double));
-  return *thing ? SHEAF_OK : fail(SHEAF_OUT_OF_MEMORY, "the paper device has no memory left");
+  if (!*thing) abort();
+  return done();
 }
 
 static sheaf_status thing_free(int device, void *thing)
 {
   (void)device;
+  pthread_mutex_lock(&lock);
+  do_all();
   free(thing);
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status stream_wait(int device, void *stream)
 {
   (void)device;
   (void)stream;
+  BEGIN_STEP();
   do_all();
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status event_record(int device, void *event, void *stream)
 {
   (void)device;
   (void)stream;
+  BEGIN_STEP();
   enqueue(MOMENT)->to = event;
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status event_elapsed(int device, void *begin, void *end, double *seconds)
 {
   (void)device;
+  BEGIN_STEP();
   *seconds = *(double *)end - *(double *)begin;
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status graph_begin(int device, void *stream)
@@ -479,8 +532,9 @@ static sheaf_status graph_free(int device, void *graph) { return graph_begin(dev
 
 static sheaf_status map(const shf_device_map *m)
 {
+  BEGIN_STEP();
   enqueue(MAP)->map = *m;
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status pool_allocate(int device, size_t bytes, void *stream, void **memory)
@@ -493,15 +547,17 @@ static sheaf_status pool_release(int device, void *memory, void *stream)
 {
   (void)device;
   (void)stream;
+  pthread_mutex_lock(&lock);
   enqueue(DROP)->to = memory;
-  return SHEAF_OK;
+  return done();
 }
 
 static sheaf_status pool_trim(int device)
 {
   (void)device;
+  pthread_mutex_lock(&lock);
   do_all();
-  return SHEAF_OK;
+  return done();
 }
 
 enum { KINDS = 28, ROWS = KINDS * 6 * 2 };

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -577,6 +578,100 @@ static void test_streams(void **state)
   for (int i = 1; i < 6; i++) expect_ok(sheaf_stream_free(gpu, streams[i]));
 }
 
+/* Threads with a stream each, over one table. */
+typedef struct worker {
+  pthread_t thread;
+  sheaf_tensor *table, *indices;
+  int rounds;
+  float expected; /* every cell of the sum of all rows that are looked up */
+  int failed_at;  /* a line, 0: none */
+} worker;
+
+#define CHECK(condition)       \
+  do {                         \
+    if (!(condition)) {        \
+      w->failed_at = __LINE__; \
+      return NULL;             \
+    }                          \
+  } while (0)
+
+static void *work(void *context)
+{
+  worker *w = context;
+  void *stream;
+  int64_t zeros_shape[] = {64};
+  sheaf_tensor *zeros;
+  CHECK(sheaf_stream_make(gpu, &stream) == SHEAF_OK && sheaf_stream_use(gpu, stream) == SHEAF_OK);
+  CHECK(sheaf_tensor_new_on(gpu, SHEAF_I64, 1, zeros_shape, &zeros) == SHEAF_OK);
+  for (int i = 0; i < w->rounds; i++) {
+    sheaf_tensor *rows = NULL, *sum = NULL, *host = NULL;
+    CHECK(sheaf_embedding(w->indices, w->table, NULL, &rows) == SHEAF_OK);
+    CHECK(sheaf_segment_reduce(rows, SHEAF_REDUCE_SUM, zeros, 1, NULL, &sum) == SHEAF_OK);
+    sheaf_tensor_release(rows);
+    CHECK(sheaf_tensor_to(sum, cpu, &host) == SHEAF_OK);
+    for (int d = 0; d < 8; d++) CHECK(((float *)sheaf_tensor_data(host))[d] == w->expected);
+    sheaf_tensor_release(sum);
+    sheaf_tensor_release(host);
+  }
+  sheaf_tensor_release(zeros);
+  CHECK(sheaf_stream_wait(gpu, stream) == SHEAF_OK && sheaf_stream_use(gpu, NULL) == SHEAF_OK);
+  CHECK(sheaf_stream_free(gpu, stream) == SHEAF_OK);
+  return NULL;
+}
+
+static void test_threads(void **state)
+{
+  (void)state;
+  enum { THREADS = 4 };
+  worker workers[THREADS];
+  sheaf_tensor *table = tensor_of(SHEAF_F32, SHAPE(10, 8), NULL),
+               *indices = tensor_random_ints(SHEAF_I64, 10, SHAPE(64), 2);
+  float expected = 0;
+  for (int i = 0; i < 80; i++) tensor_set(table, i, i / 8);
+  for (int i = 0; i < 64; i++) expected += (float)tensor_number(indices, i);
+  stage = gpu;
+  sheaf_tensor *there = on(table), *list = on(indices);
+  for (int t = 0; t < THREADS; t++) {
+    workers[t] = (worker){.table = there, .indices = list, .rounds = 30, .expected = expected};
+    assert_int_equal(pthread_create(&workers[t].thread, NULL, work, &workers[t]), 0);
+  }
+  for (int t = 0; t < THREADS; t++) {
+    pthread_join(workers[t].thread, NULL);
+    if (workers[t].failed_at) fail_msg("thread %d failed in line %d", t, workers[t].failed_at);
+  }
+}
+
+/* A call into given memory that waits for nothing is captured in a graph, and done again at each launch. */
+static void test_capture(void **state)
+{
+  (void)state;
+  void *stream, *graph = NULL;
+  stage = gpu;
+  expect_ok(sheaf_stream_make(gpu, &stream));
+  expect_ok(sheaf_stream_use(gpu, stream));
+  sheaf_tensor *table = FLOATS(SHEAF_F32, 1, 20, 5), *indices = INTS(SHEAF_I64, 20, 2, 30), *out = NULL, *host, *moved;
+  sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+  options.skip_bad_indices = 1;
+  sheaf_tensor *offsets = LIST(SHEAF_I64, 3, 0, 7, 20);
+  expect_ok(sheaf_embedding_bag(indices, table, offsets, &options, &out)); /* its plan and workspace are there now */
+  expect_ok(sheaf_tensor_to(tensor_keep(out), cpu, &host));
+  tensor_keep(host);
+  sheaf_status status = sheaf_graph_begin(gpu, stream);
+  if (status == SHEAF_OK) {
+    expect_ok(sheaf_embedding_bag(indices, table, offsets, &options, &out));
+    expect_ok(sheaf_graph_end(gpu, stream, &graph));
+    expect_ok(sheaf_device_fill(gpu, sheaf_tensor_data(out), 0, 60, stream));
+    expect_ok(sheaf_graph_launch(gpu, graph, stream));
+    expect_ok(sheaf_tensor_to(out, cpu, &moved));
+    expect_same_tensor(tensor_keep(moved), host);
+    expect_ok(sheaf_graph_free(gpu, graph));
+  }
+  expect_ok(sheaf_stream_wait(gpu, stream));
+  expect_ok(sheaf_stream_use(gpu, NULL));
+  expect_ok(sheaf_stream_free(gpu, stream));
+  if (status != SHEAF_OK) skip(); /* paper has no graphs */
+}
+
 static void test_other_devices_do_not_mix(void **state)
 {
   (void)state;
@@ -616,6 +711,8 @@ int main(void)
       TEST(test_bad_input),
       TEST(test_tensors_are_made_and_copied),
       TEST(test_streams),
+      TEST(test_threads),
+      TEST(test_capture),
       TEST(test_other_devices_do_not_mix),
   };
   return cmocka_run_group_tests_name("ops on a device", tests, NULL, NULL);
