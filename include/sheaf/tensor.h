@@ -74,7 +74,8 @@ SHEAF_API sheaf_status sheaf_tensor_from_dlpack(DLManagedTensor *managed, sheaf_
 SHEAF_API sheaf_status sheaf_tensor_to_dlpack(sheaf_tensor *tensor, DLManagedTensor **managed);
 
 /* Row-sparse [rows, D] from ids [U] and values [U, D]; `coalesced`: ids are known to increase. Ids outside 0..rows-1
- * are INDEX_OUT_OF_RANGE. */
+ * are INDEX_OUT_OF_RANGE. (Ids, as the offsets of nested tensors, are looked at on the host: those of a device are copied
+ * and waited for.) */
 SHEAF_API sheaf_status sheaf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t rows, int coalesced,
                                            sheaf_tensor **tensor);
 
@@ -103,7 +104,8 @@ SHEAF_API sheaf_keyset sheaf_tensor_keys(const sheaf_tensor *tensor);
 /* The memory of a dense, meta or quantised tensor (then the packed rows); NULL of the others. */
 SHEAF_API const DLTensor *sheaf_tensor_dl(const sheaf_tensor *tensor);
 
-/* dl->data plus its offset: for reading, or for writing followed by sheaf_tensor_written. */
+/* dl->data plus its offset, an address of the device that it lies on: for reading, or for writing followed by
+ * sheaf_tensor_written. */
 SHEAF_API void *sheaf_tensor_data(const sheaf_tensor *tensor);
 
 /* Part 0 and 1: ids and values of a sparse tensor, values and offsets of a nested one; part 0 of a batched one is what

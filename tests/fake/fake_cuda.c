@@ -102,8 +102,10 @@ static void drop(void *memory)
 
 enum { OPERANDS = 9 };
 
+typedef enum step { COPY, FILL, RUN, MAP, DROP, MOMENT } step;
+
 typedef struct task {
-  enum { COPY, FILL, RUN, MAP, DROP, MOMENT } kind;
+  step kind;
   void *to;
   const void *from;
   size_t bytes;
@@ -119,7 +121,7 @@ typedef struct task {
 
 static task *first_task, **last_task = &first_task;
 
-static task *enqueue(int kind)
+static task *enqueue(step kind)
 {
   task *t = calloc(1, sizeof *t);
   if (!t) abort();

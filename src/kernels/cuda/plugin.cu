@@ -205,11 +205,18 @@ static sheaf_status group(const shf_device_call *call, void *grouping)
 
 // ---- Memory, streams, events, graphs ----
 
+static sheaf_status pool_trim(int device);
+
 static sheaf_status allocate(int device, size_t bytes, void **memory)
 {
   if (bytes == 0) return SHEAF_OK;
   ON_DEVICE(device);
-  return check(cudaMalloc(memory, bytes), "allocating device memory");
+  cudaError_t error = cudaMalloc(memory, bytes);
+  if (error == cudaErrorMemoryAllocation) { // perhaps the pool has it
+    cudaGetLastError();
+    if (cudaDeviceSynchronize() == cudaSuccess && pool_trim(device) == SHEAF_OK) error = cudaMalloc(memory, bytes);
+  }
+  return check(error, "allocating device memory");
 }
 
 static sheaf_status release(int device, void *memory)
