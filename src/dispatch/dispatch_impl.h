@@ -156,7 +156,10 @@ static inline int shf_same_place(const sheaf_tensor *a, const sheaf_tensor *b)
   return !shf_is_on(a, SHEAF_KEY_CUDA) || shf_device_of(a).device_id == shf_device_of(b).device_id;
 }
 
-static inline void *shf_data(const sheaf_tensor *t) { return (char *)t->dl.data + t->dl.byte_offset; }
+static inline void *shf_data(const sheaf_tensor *t)
+{
+  return t->dl.data ? (char *)t->dl.data + t->dl.byte_offset : NULL;
+}
 
 /* Releases a history without recursing, however long the chain behind it is. */
 void shf_history_release(shf_history *history);

@@ -354,18 +354,21 @@ static void do_task(const task *t)
   }
 }
 
-static void do_all(void)
+/* `lost`: the device is gone, and with it what it was to do; memory is freed all the same. */
+static void do_all_but(int lost)
 {
   protect_all(PROT_READ | PROT_WRITE);
   while (first_task) {
     task *t = first_task;
-    do_task(t);
+    if (!lost || t->kind == DROP) do_task(t);
     first_task = t->next;
     if (!first_task) last_task = &first_task;
     free(t);
   }
   protect_all(PROT_NONE);
 }
+
+static void do_all(void) { do_all_but(0); }
 
 /* ---- The table ---- */
 
@@ -489,9 +492,11 @@ static sheaf_status stream_wait(int device, void *stream)
 {
   (void)device;
   (void)stream;
-  BEGIN_STEP();
-  do_all();
-  return done();
+  pthread_mutex_lock(&lock);
+  int lost = tears();
+  do_all_but(lost);
+  pthread_mutex_unlock(&lock);
+  return lost ? fail(SHEAF_DEVICE, "the paper device was torn to pieces") : SHEAF_OK;
 }
 
 static sheaf_status event_record(int device, void *event, void *stream)
