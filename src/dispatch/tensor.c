@@ -217,8 +217,10 @@ sheaf_status sheaf_tensor_detach(sheaf_tensor *tensor, sheaf_tensor **detached)
   memcpy(t->stored, tensor->stored, sizeof t->stored);
   memcpy(t->strides, tensor->strides, sizeof t->strides);
   t->dl = tensor->dl;
-  t->dl.shape = tensor->dl.shape == tensor->stored ? t->stored : t->extent;
-  t->dl.strides = t->strides;
+  if (t->dl.shape) { /* parts have their own */
+    t->dl.shape = tensor->dl.shape == tensor->stored ? t->stored : t->extent;
+    t->dl.strides = t->strides;
+  }
   t->bytes = tensor->bytes;
   t->coalesced = tensor->coalesced;
   t->levels = tensor->levels;

@@ -310,6 +310,10 @@ static void sparse_tensors(void)
   sheaf_tensor *same = dense;
   expect_ok(sheaf_add(dense, merged, 1, &same));
   show(dense);
+  sheaf_tensor *detached; /* another tensor of the same parts lies where they do */
+  expect_ok(sheaf_tensor_detach(sparse, &detached));
+  assert_null(sheaf_tensor_dl(tensor_keep(detached)));
+  RESULT(out, sheaf_add(detached, detached, 1, &out));
   RESULT(out, sheaf_unsorted_segment_reduce(sparse, SHEAF_REDUCE_MAX, INTS(SHEAF_I64, 2, 31, 9), 2, NULL, &out));
 }
 
