@@ -151,7 +151,8 @@ static inline sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **resul
                                     const sheaf_frame *frame)
 {
   sheaf_status status = SHEAF_OK;
-  for (int i = 0; i < call->output_count; i++) { /* each result is replaced by what it is wrapped in, or gone */
+  /* each result is replaced by what it is wrapped in, or gone */
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
     sheaf_tensor *result = results[i];
     results[i] = NULL;
     if (result && status == SHEAF_OK)
@@ -159,7 +160,7 @@ static inline sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **resul
     else
       sheaf_tensor_release(result);
   }
-  for (int i = 0; i < call->output_count; i++) {
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
     if (status == SHEAF_OK)
       call->outputs[i] = results[i];
     else
@@ -212,7 +213,7 @@ static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *fram
   one.outputs = results;
   if (status == SHEAF_OK) status = shf_redispatch(&one, frame);
   for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
-  for (int i = 0; i < call->output_count; i++) {
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
     sheaf_tensor *shape = results[i];
     int64_t extent[2 * SHEAF_TENSOR_MAX_RANK];
     results[i] = NULL;
@@ -227,7 +228,7 @@ static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *fram
     sheaf_tensor_release(shape);
   }
   if (status == SHEAF_OK) return hand_out(call, results, all, 0, frame);
-  for (int i = 0; i < call->output_count; i++) sheaf_tensor_release(results[i]);
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) sheaf_tensor_release(results[i]);
   return status;
 }
 
