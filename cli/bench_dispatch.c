@@ -34,14 +34,14 @@ static sheaf_status made(sheaf_tensor *indices, sheaf_tensor *table)
 }
 static sheaf_status newly_made(lookup_world *w) { return made(w->indices, w->table); }
 static sheaf_status with_graph(lookup_world *w) { return made(w->indices, w->leaf); }
-static sheaf_status within_vmap(lookup_world *w) { return made(w->hidden, w->table); }
 
-/* What a call within vmap is when it comes out of that layer. */
-static sheaf_status as_batch(lookup_world *w)
+/* The call within vmap, and what it is when it comes out of that layer: both are handed to the dispatcher as they are,
+ * so that they differ by the layer alone. */
+static sheaf_status dispatch_lookup(lookup_world *w, sheaf_tensor *indices, int64_t batch)
 {
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1,
                                              [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_ERROR};
-  sheaf_tensor *inputs[] = {w->table, sheaf_tensor_part(w->hidden, 0)}, *out = NULL;
+  sheaf_tensor *inputs[] = {w->table, indices}, *out = NULL;
   sheaf_call call = SHEAF_CALL_INIT;
   call.op = SHEAF_OP_EMBEDDING;
   call.inputs = inputs;
@@ -50,12 +50,14 @@ static sheaf_status as_batch(lookup_world *w)
   call.output_count = 1;
   call.attrs = attrs;
   call.attr_count = SHEAF_EMBEDDING_ATTRS;
-  call.batch = 1;
-  call.batched = 2;
+  call.batch = batch;
+  call.batched = batch ? 2 : 0;
   sheaf_status status = sheaf_dispatch(&call);
   sheaf_tensor_release(out);
   return status;
 }
+static sheaf_status as_batch(lookup_world *w) { return dispatch_lookup(w, sheaf_tensor_part(w->hidden, 0), 1); }
+static sheaf_status within_vmap(lookup_world *w) { return dispatch_lookup(w, w->hidden, 0); }
 
 /* ---- Layers on and off ---- */
 

@@ -42,6 +42,13 @@ SHEAF_API sheaf_status sheaf_stream_make(DLDevice device, void **stream);
 SHEAF_API sheaf_status sheaf_stream_free(DLDevice device, void *stream);
 SHEAF_API sheaf_status sheaf_stream_wait(DLDevice device, void *stream);
 
+/* The stream on which this thread's ops on tensors (ops.h) work on a device, until it says otherwise; the default
+ * stream at first. Everything a thread does with tensors there goes in the order of that stream: making, computing,
+ * copying, freeing. Wait for it before another stream or thread uses the results, before it is freed, and before it
+ * is no longer the current one while tensors that it works on are released. */
+SHEAF_API sheaf_status sheaf_stream_use(DLDevice device, void *stream);
+SHEAF_API void *sheaf_stream_current(DLDevice device);
+
 /* Moments on a stream, and the seconds between two that have passed. */
 SHEAF_API sheaf_status sheaf_event_make(DLDevice device, void **event);
 SHEAF_API sheaf_status sheaf_event_free(DLDevice device, void *event);

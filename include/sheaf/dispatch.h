@@ -202,7 +202,7 @@ SHEAF_API const sheaf_op_spec *sheaf_op_describe(sheaf_op op);
 
 /* One call of an op. Inputs are borrowed; an optional one that is not given is NULL. An output that is NULL is made and
  * belongs to the caller; one that is set is written into, and must have the right type and shape. When the call
- * fails, outputs are as they were. */
+ * fails, outputs are as they were (their contents too, but for bad values found on a device). */
 typedef struct sheaf_call {
   size_t struct_size;
   sheaf_op op;

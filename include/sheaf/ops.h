@@ -9,7 +9,9 @@
  * batched. Results are made when `*out` is NULL, else written into `*out`, which must have the right type and shape
  * (not while a gradient is being recorded). On failure `*out` is what it was. Options may be NULL: the defaults.
  *
- * Bad indices and ids are errors by default (INDEX_OUT_OF_RANGE), unlike in plans.
+ * Bad indices and ids are errors by default (INDEX_OUT_OF_RANGE), unlike in plans. On a CUDA device such an error is
+ * found by waiting for the thread's stream (device.h), and memory that was given has been written by then; with the
+ * option to skip them, nothing is waited for.
  */
 #ifndef SHEAF_OPS_H
 #define SHEAF_OPS_H
@@ -215,7 +217,7 @@ typedef struct sheaf_profile_record {
   int64_t plan_runs;
   int64_t start_ns;  /* since begin */
   int64_t host_ns;
-  int64_t device_ns; /* of devices other than the CPU; 0 when there is none */
+  int64_t device_ns; /* of what a CUDA device did, by its own clock (each call is waited for); 0 without one */
   int thread;        /* 0, 1, 2 ... in order of appearance */
   sheaf_status status;
 } sheaf_profile_record;

@@ -52,6 +52,15 @@ enum { SHEAF_TENSOR_MAX_RANK = 8 };
 /* Memory of its own, zero; on the CPU. */
 SHEAF_API sheaf_status sheaf_tensor_new(sheaf_dtype dtype, int rank, const int64_t *shape, sheaf_tensor **tensor);
 
+/* The same on a device: {kDLCUDA, 0} is the first CUDA device, {kDLCPU, 0} the CPU. */
+SHEAF_API sheaf_status sheaf_tensor_new_on(DLDevice device, sheaf_dtype dtype, int rank, const int64_t *shape,
+                                           sheaf_tensor **tensor);
+
+/* A copy on another device, contiguous and without gradients; the tensor itself when it lies there. All forms but meta
+ * and batched. Waits until the copy is there when the host's memory is part of it; else it is in the order of the
+ * thread's stream (device.h). */
+SHEAF_API sheaf_status sheaf_tensor_to(sheaf_tensor *tensor, DLDevice device, sheaf_tensor **out);
+
 /* Memory of the caller's, who keeps it alive and does not move it while the tensor lives. `bytes` as in
  * sheaf_operand. */
 SHEAF_API sheaf_status sheaf_tensor_borrow(const DLTensor *memory, size_t bytes, sheaf_tensor **tensor);
@@ -65,7 +74,8 @@ SHEAF_API sheaf_status sheaf_tensor_from_dlpack(DLManagedTensor *managed, sheaf_
 SHEAF_API sheaf_status sheaf_tensor_to_dlpack(sheaf_tensor *tensor, DLManagedTensor **managed);
 
 /* Row-sparse [rows, D] from ids [U] and values [U, D]; `coalesced`: ids are known to increase. Ids outside 0..rows-1
- * are INDEX_OUT_OF_RANGE. */
+ * are INDEX_OUT_OF_RANGE. (Ids, as the offsets of nested tensors, are looked at on the host: those of a device are copied
+ * and waited for.) */
 SHEAF_API sheaf_status sheaf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t rows, int coalesced,
                                            sheaf_tensor **tensor);
 
@@ -94,7 +104,8 @@ SHEAF_API sheaf_keyset sheaf_tensor_keys(const sheaf_tensor *tensor);
 /* The memory of a dense, meta or quantised tensor (then the packed rows); NULL of the others. */
 SHEAF_API const DLTensor *sheaf_tensor_dl(const sheaf_tensor *tensor);
 
-/* dl->data plus its offset: for reading, or for writing followed by sheaf_tensor_written. */
+/* dl->data plus its offset, an address of the device that it lies on: for reading, or for writing followed by
+ * sheaf_tensor_written. */
 SHEAF_API void *sheaf_tensor_data(const sheaf_tensor *tensor);
 
 /* Part 0 and 1: ids and values of a sparse tensor, values and offsets of a nested one; part 0 of a batched one is what

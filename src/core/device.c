@@ -1,14 +1,20 @@
 /* core/device.c: devices other than the CPU, each a call into its plug-in. */
 #include <sheaf/device.h>
+#include <stdatomic.h>
 
 #include "core/device_api.h"
 #include "core/status.h"
 
 const shf_device_api *shf_core_device_api(int device_type, const char **why)
 {
+  static _Atomic(const shf_device_api *) opened; /* so that calls on several threads do not meet at a lock */
   if (why) *why = "Sheaf runs on CPUs (1) and CUDA devices (2)";
   if (device_type != kDLCUDA && device_type != kDLCUDAManaged) return NULL;
-  return (const shf_device_api *)(const void *)shf_core_plugin("cuda", SHF_DEVICE_ABI, why);
+  const shf_device_api *api = atomic_load_explicit(&opened, memory_order_acquire);
+  if (api) return api;
+  api = (const shf_device_api *)(const void *)shf_core_plugin("cuda", SHF_DEVICE_ABI, why);
+  atomic_store_explicit(&opened, api, memory_order_release);
+  return api;
 }
 
 static sheaf_status find_api(int device_type, const shf_device_api **api)

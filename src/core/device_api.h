@@ -14,7 +14,7 @@
 #include "core/kernel.h"
 #include "core/plugin.h"
 
-enum { SHF_DEVICE_ABI = 1 };
+enum { SHF_DEVICE_ABI = 2 };
 
 /* A description, normalised: the one of its category is set. */
 typedef struct shf_device_problem {
@@ -41,6 +41,32 @@ typedef struct shf_device_call {
   sheaf_index_report *report;
   void *stream;
 } shf_device_call;
+
+/* What is done element by element over a box of up to SHF_MAP_RANK dimensions, all steps in elements:
+ *   COPY   out = a, bits of `to`'s size; `from` is not looked at
+ *   CAST   out = a, rounded once to nearest even; floating-point types, or I32 to I64
+ *   ADD    out = fma(alpha, b, a) in the accumulator of the type, alpha rounded to it first; `from` is `to`
+ *   FILL   out = alpha
+ * With `index` (ADD), dimension 0 of a and out is gone through by the places that it lists, which are different and
+ * within the tensors; a bad one is skipped. */
+typedef enum shf_map_kind { SHF_MAP_COPY = 0, SHF_MAP_CAST, SHF_MAP_ADD, SHF_MAP_FILL } shf_map_kind;
+enum { SHF_MAP_RANK = 8 };
+
+typedef struct shf_device_map {
+  shf_map_kind kind;
+  int device;
+  void *stream;
+  sheaf_dtype from, to;
+  int rank;
+  int64_t extent[SHF_MAP_RANK];
+  int64_t a_step[SHF_MAP_RANK], b_step[SHF_MAP_RANK], out_step[SHF_MAP_RANK];
+  const void *a, *b;
+  void *out;
+  double alpha;
+  const void *index;
+  int index_wide;
+  int64_t index_limit;
+} shf_device_map;
 
 typedef struct shf_device_api {
   shf_plugin_head head;
@@ -74,6 +100,13 @@ typedef struct shf_device_api {
   sheaf_status (*graph_end)(int device, void *stream, void **graph);
   sheaf_status (*graph_launch)(int device, void *graph, void *stream);
   sheaf_status (*graph_free)(int device, void *graph);
+
+  /* What ops on tensors need besides plans. Memory in the order of a stream comes from a pool that keeps what is given
+   * back until it is trimmed; `release` takes it too. */
+  sheaf_status (*map)(const shf_device_map *map);
+  sheaf_status (*pool_allocate)(int device, size_t bytes, void *stream, void **memory);
+  sheaf_status (*pool_release)(int device, void *memory, void *stream);
+  sheaf_status (*pool_trim)(int device);
 } shf_device_api;
 
 /* The plug-in for a DLPack device type, or NULL with *why (optional) saying why there is none. */

@@ -266,11 +266,16 @@ sheaf_status sheaf_dispatch_to(const sheaf_call *call, sheaf_dispatch_key key)
   return enter(e, (int)key, call);
 }
 
+sheaf_status shf_redispatch(const sheaf_call *call, const sheaf_frame *frame)
+{
+  return walk(call, keys_of(call).bits & ((1u << frame->key) - 1));
+}
+
 sheaf_status sheaf_redispatch(const sheaf_call *call, const sheaf_frame *frame)
 {
   SHF_TRY(check_call(call));
   SHF_REQUIRE(frame, INVALID_PROBLEM, "sheaf_redispatch: frame is NULL");
-  return walk(call, keys_of(call).bits & ((1u << frame->key) - 1));
+  return shf_redispatch(call, frame);
 }
 
 sheaf_status sheaf_call_replaced(const sheaf_call *call, const sheaf_frame *frame)

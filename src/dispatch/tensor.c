@@ -20,9 +20,7 @@ static sheaf_status make_block(size_t extra, sheaf_tensor **tensor)
   if (extra > (size_t)1 << 47) return shf_core_no_memory("a tensor", extra); /* more than a process can address */
   sheaf_tensor *t = shf_spare_alloc(&block);
   if (!t) return shf_core_no_memory("a tensor", block);
-  memset(t, 0, sizeof *t);
-  atomic_init(&t->refs, 1);
-  t->block = block;
+  shf_tensor_begin(t, block);
   *tensor = t;
   return SHEAF_OK;
 }
@@ -65,36 +63,50 @@ static sheaf_status device_key(DLDevice device, int *key)
   return SHEAF_OK;
 }
 
-sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, const sheaf_tensor *like,
-                             sheaf_tensor **tensor)
+static sheaf_status make_at(int key, DLDevice device, sheaf_dtype dtype, int rank, const int64_t *shape,
+                            sheaf_tensor **tensor)
 {
   SHF_TRY(check_shape(rank, shape));
   int64_t size = shf_core_dtype_size(dtype);
   SHF_REQUIRE(size > 0, UNSUPPORTED, "a dense tensor of %s (%d)", sheaf_dtype_name(dtype), (int)dtype);
-  int meta = like && sheaf_keyset_contains(like->keys, SHEAF_KEY_META);
-  int cuda = !meta && like && sheaf_keyset_contains(like->keys, SHEAF_KEY_CUDA);
   int64_t bytes = size;
   for (int i = 0; i < rank; i++) bytes *= shape[i];
   sheaf_tensor *t = NULL;
   void *placed = NULL;
-  DLDevice device = cuda ? shf_device_of(like) : (DLDevice){kDLCPU, 0};
-  if (cuda) SHF_TRY(shf_place_alloc(device, (size_t)bytes, &placed));
-  sheaf_status status = make_block(meta || cuda ? 0 : (size_t)bytes, &t);
+  if (key == SHEAF_KEY_CUDA) SHF_TRY(shf_place_alloc(device, (size_t)bytes, &placed));
+  sheaf_status status = make_block(key == SHEAF_KEY_CPU ? (size_t)bytes : 0, &t);
   if (status != SHEAF_OK) {
-    if (placed) shf_place_free(device, placed);
+    shf_place_free(device, placed, 0);
     return status;
   }
-  t->form = meta ? SHEAF_FORM_META : SHEAF_FORM_DENSE;
+  t->form = key == SHEAF_KEY_META ? SHEAF_FORM_META : SHEAF_FORM_DENSE;
   t->dtype = dtype;
-  t->keys = sheaf_keyset_of(meta ? SHEAF_KEY_META : cuda ? SHEAF_KEY_CUDA : SHEAF_KEY_CPU);
+  t->keys = sheaf_keyset_of(key);
   t->bytes = (size_t)bytes;
   t->placed = placed;
-  t->dl.data = meta ? NULL : cuda ? placed : (char *)t + BLOCK_START;
+  t->dl.data = key == SHEAF_KEY_CPU ? (char *)t + BLOCK_START : placed;
   t->dl.device = device;
   t->dl.dtype = sheaf_dtype_to_dl(dtype);
   set_shape(t, rank, shape);
   *tensor = t;
   return SHEAF_OK;
+}
+
+sheaf_status shf_tensor_make(sheaf_dtype dtype, int rank, const int64_t *shape, const sheaf_tensor *like,
+                             sheaf_tensor **tensor)
+{
+  const DLDevice cpu = {kDLCPU, 0};
+  int key = like ? (int)shf_data_key(like) : SHEAF_KEY_CPU;
+  return make_at(key, key == SHEAF_KEY_CUDA ? shf_device_of(like) : cpu, dtype, rank, shape, tensor);
+}
+
+sheaf_status shf_tensor_make_on(DLDevice device, sheaf_dtype dtype, int rank, const int64_t *shape,
+                                sheaf_tensor **tensor)
+{
+  int key;
+  *tensor = NULL;
+  SHF_TRY(device_key(device, &key));
+  return make_at(key, key == SHEAF_KEY_CUDA ? device : (DLDevice){kDLCPU, 0}, dtype, rank, shape, tensor);
 }
 
 sheaf_status sheaf_tensor_new(sheaf_dtype dtype, int rank, const int64_t *shape, sheaf_tensor **tensor)
@@ -103,16 +115,6 @@ sheaf_status sheaf_tensor_new(sheaf_dtype dtype, int rank, const int64_t *shape,
   *tensor = NULL;
   SHF_TRY(shf_tensor_make(dtype, rank, shape, NULL, tensor));
   memset((*tensor)->dl.data, 0, (*tensor)->bytes);
-  return SHEAF_OK;
-}
-
-sheaf_status shf_tensor_clear(sheaf_tensor *tensor)
-{
-  void *data = shf_host_data(tensor);
-  SHF_REQUIRE(!sheaf_keyset_contains(tensor->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
-              "a step of this computation fills memory, which it does not do on CUDA device %d",
-              tensor->dl.device.device_id);
-  if (data) memset(data, 0, tensor->bytes);
   return SHEAF_OK;
 }
 
@@ -194,6 +196,7 @@ sheaf_status sheaf_tensor_to_dlpack(sheaf_tensor *tensor, DLManagedTensor **mana
   if (!out) return shf_core_no_memory("a DLManagedTensor", sizeof *out);
   *out = (handed_out){.managed = {.dl_tensor = tensor->dl, .manager_ctx = out, .deleter = take_back},
                       .tensor = sheaf_tensor_retain(tensor)};
+  (tensor->base ? tensor->base : tensor)->handed_out = 1;
   *managed = &out->managed;
   return SHEAF_OK;
 }
@@ -214,13 +217,15 @@ sheaf_status sheaf_tensor_detach(sheaf_tensor *tensor, sheaf_tensor **detached)
   memcpy(t->stored, tensor->stored, sizeof t->stored);
   memcpy(t->strides, tensor->strides, sizeof t->strides);
   t->dl = tensor->dl;
-  t->dl.shape = tensor->dl.shape == tensor->stored ? t->stored : t->extent;
-  t->dl.strides = t->strides;
+  if (t->dl.shape) { /* parts have their own */
+    t->dl.shape = tensor->dl.shape == tensor->stored ? t->stored : t->extent;
+    t->dl.strides = t->strides;
+  }
   t->bytes = tensor->bytes;
   t->coalesced = tensor->coalesced;
   t->levels = tensor->levels;
   memcpy(t->level, tensor->level, sizeof t->level);
-  memcpy(t->name, tensor->name, sizeof t->name);
+  shf_copy_name(t, tensor);
   for (int i = 0; i < 2; i++)
     if (tensor->part[i]) t->part[i] = sheaf_tensor_retain(tensor->part[i]);
   t->base = sheaf_tensor_retain(tensor->base ? tensor->base : tensor);
@@ -272,13 +277,15 @@ void sheaf_tensor_release(sheaf_tensor *tensor)
 {
   if (!tensor || !was_last(&tensor->refs)) return;
   shf_history *history = tensor->history;
-  sheaf_tensor_release(atomic_load_explicit(&tensor->grad, memory_order_relaxed));
-  for (int i = 0; i < 2; i++) sheaf_tensor_release(tensor->part[i]);
-  sheaf_tensor_release(tensor->base);
-  if (tensor->placed) shf_place_free(tensor->dl.device, tensor->placed);
+  sheaf_tensor *grad = atomic_load_explicit(&tensor->grad, memory_order_relaxed);
+  if (grad) sheaf_tensor_release(grad);
+  if (tensor->part[0]) sheaf_tensor_release(tensor->part[0]);
+  if (tensor->part[1]) sheaf_tensor_release(tensor->part[1]);
+  if (tensor->base) sheaf_tensor_release(tensor->base);
+  if (tensor->placed) shf_place_free(tensor->dl.device, tensor->placed, tensor->handed_out);
   if (tensor->managed && tensor->managed->deleter) tensor->managed->deleter(tensor->managed);
   shf_spare_free(tensor, tensor->block);
-  shf_history_release(history);
+  if (history) shf_history_release(history);
 }
 
 /* ---- What it is ---- */

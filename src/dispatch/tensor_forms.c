@@ -5,11 +5,8 @@
 #include "core/memory.h"
 #include "dispatch/dispatch_impl.h"
 
-static const unsigned data_keys = 7; /* Cpu, Cuda, Meta: where the data is */
-
 static int is_index(const sheaf_tensor *t) { return t->dtype == SHEAF_I32 || t->dtype == SHEAF_I64; }
 static int is_plain(const sheaf_tensor *t) { return t->form == SHEAF_FORM_DENSE || t->form == SHEAF_FORM_META; }
-static int is_readable(const sheaf_tensor *t) { return sheaf_keyset_contains(t->keys, SHEAF_KEY_CPU); }
 
 /* Gradients end at tensors of Sheaf's results, not at what a user put together. */
 static sheaf_status check_no_grad(const char *what, const sheaf_tensor *part)
@@ -19,15 +16,25 @@ static sheaf_status check_no_grad(const char *what, const sheaf_tensor *part)
   return SHEAF_OK;
 }
 
+/* Looks at the numbers of a list, wherever it lies; those of a meta tensor cannot be looked at. */
+static sheaf_status check_values(sheaf_tensor *list, int64_t limit, int strict,
+                                 sheaf_status (*check)(const sheaf_tensor *list, int64_t limit, int strict))
+{
+  sheaf_tensor *host;
+  if (shf_is_on(list, SHEAF_KEY_META)) return SHEAF_OK;
+  SHF_TRY(shf_tensor_on_host(list, &host));
+  sheaf_status status = check(host, limit, strict);
+  sheaf_tensor_release(host);
+  return status;
+}
+
 /* A tensor of this form with the keys of its parts, which the caller puts in. */
 static sheaf_status make_of(sheaf_form form, int key, sheaf_tensor *first, sheaf_tensor *second, sheaf_tensor **tensor)
 {
   size_t block = sizeof(sheaf_tensor);
   sheaf_tensor *t = shf_spare_alloc(&block);
   if (!t) return shf_core_no_memory("a tensor", block);
-  memset(t, 0, sizeof *t);
-  atomic_init(&t->refs, 1);
-  t->block = block;
+  shf_tensor_begin(t, block);
   t->form = form;
   t->keys = sheaf_keyset_insert(sheaf_keyset_union(first->keys, second ? second->keys : first->keys), key);
   *tensor = t;
@@ -51,6 +58,19 @@ sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t 
   return SHEAF_OK;
 }
 
+static sheaf_status check_ids(const sheaf_tensor *ids, int64_t rows, int coalesced)
+{
+  for (int64_t i = 0; i < ids->extent[0]; i++) {
+    int64_t id = shf_index_at(ids, i);
+    SHF_REQUIRE(id >= 0 && id < rows, INDEX_OUT_OF_RANGE,
+                "id %" PRId64 " at position %" PRId64 " is outside 0..%" PRId64, id, i, rows - 1);
+    SHF_REQUIRE(!coalesced || i == 0 || shf_index_at(ids, i - 1) < id, INVALID_PROBLEM,
+                "id %" PRId64 " at position %" PRId64 " follows %" PRId64 ", but coalesced ids increase", id, i,
+                shf_index_at(ids, i - 1));
+  }
+  return SHEAF_OK;
+}
+
 sheaf_status sheaf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t rows, int coalesced,
                                  sheaf_tensor **tensor)
 {
@@ -64,19 +84,12 @@ sheaf_status sheaf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_
               " and %s of rank %d with %" PRId64,
               sheaf_dtype_name(ids->dtype), ids->rank, sheaf_tensor_extent(ids, 0), sheaf_dtype_name(values->dtype),
               values->rank, sheaf_tensor_extent(values, 0));
-  SHF_REQUIRE((ids->keys.bits & data_keys) == (values->keys.bits & data_keys), INVALID_PROBLEM,
+  SHF_REQUIRE(shf_same_place(ids, values), INVALID_PROBLEM,
               "ids and rows of a row-sparse tensor lie on different devices");
   SHF_TRY(check_no_grad("a row-sparse tensor", values));
   SHF_REQUIRE(rows >= 0, INVALID_PROBLEM, "a row-sparse tensor of %" PRId64 " rows", rows);
   SHF_REQUIRE(shf_tensor_is_contiguous(ids), INVALID_PROBLEM, "the ids of a row-sparse tensor must be contiguous");
-  for (int64_t i = 0; is_readable(ids) && i < ids->extent[0]; i++) {
-    int64_t id = shf_index_at(ids, i);
-    SHF_REQUIRE(id >= 0 && id < rows, INDEX_OUT_OF_RANGE,
-                "id %" PRId64 " at position %" PRId64 " is outside 0..%" PRId64, id, i, rows - 1);
-    SHF_REQUIRE(!coalesced || i == 0 || shf_index_at(ids, i - 1) < id, INVALID_PROBLEM,
-                "id %" PRId64 " at position %" PRId64 " follows %" PRId64 ", but coalesced ids increase", id, i,
-                shf_index_at(ids, i - 1));
-  }
+  SHF_TRY(check_values(ids, rows, coalesced != 0, check_ids));
   return shf_tensor_sparse(ids, values, rows, coalesced != 0, tensor);
 }
 
@@ -125,6 +138,21 @@ sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, shea
   return SHEAF_OK;
 }
 
+static sheaf_status check_offsets(const sheaf_tensor *offsets, int64_t entries, int unused)
+{
+  (void)unused;
+  int64_t last = offsets->extent[0] - 1;
+  for (int64_t i = 0; i <= last; i++) {
+    int64_t at = shf_index_at(offsets, i), before = i ? shf_index_at(offsets, i - 1) : 0;
+    SHF_REQUIRE(i > 0 || at == 0, INVALID_PROBLEM, "offsets of a nested tensor start at %" PRId64 ", not at 0", at);
+    SHF_REQUIRE(at >= before, INVALID_PROBLEM,
+                "offset %" PRId64 " of a nested tensor is %" PRId64 ", less than %" PRId64 " before it", i, at, before);
+    SHF_REQUIRE(i < last || at == entries, INVALID_PROBLEM,
+                "offsets of a nested tensor end at %" PRId64 ", but there are %" PRId64 " values", at, entries);
+  }
+  return SHEAF_OK;
+}
+
 sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sheaf_tensor **tensor)
 {
   SHF_REQUIRE(tensor, INVALID_PROBLEM, "sheaf_tensor_nested: tensor is NULL");
@@ -132,20 +160,11 @@ sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sh
   SHF_REQUIRE(values && offsets && is_plain(values) && values->rank >= 1 && is_plain(offsets) && is_index(offsets) &&
                   offsets->rank == 1 && offsets->extent[0] >= 1,
               INVALID_PROBLEM, "a nested tensor needs values [N, ...] and offsets [B + 1] of i32 or i64, B from 0");
-  SHF_REQUIRE((values->keys.bits & data_keys) == (offsets->keys.bits & data_keys), INVALID_PROBLEM,
+  SHF_REQUIRE(shf_same_place(values, offsets), INVALID_PROBLEM,
               "values and offsets of a nested tensor lie on different devices");
   SHF_TRY(check_no_grad("a nested tensor", values));
   SHF_REQUIRE(shf_tensor_is_contiguous(offsets), INVALID_PROBLEM, "the offsets of a nested tensor must be contiguous");
-  int64_t last = offsets->extent[0] - 1;
-  for (int64_t i = 0; is_readable(offsets) && i <= last; i++) {
-    int64_t at = shf_index_at(offsets, i), before = i ? shf_index_at(offsets, i - 1) : 0;
-    SHF_REQUIRE(i > 0 || at == 0, INVALID_PROBLEM, "offsets of a nested tensor start at %" PRId64 ", not at 0", at);
-    SHF_REQUIRE(at >= before, INVALID_PROBLEM,
-                "offset %" PRId64 " of a nested tensor is %" PRId64 ", less than %" PRId64 " before it", i, at, before);
-    SHF_REQUIRE(i < last || at == values->extent[0], INVALID_PROBLEM,
-                "offsets of a nested tensor end at %" PRId64 ", but there are %" PRId64 " values", at,
-                values->extent[0]);
-  }
+  SHF_TRY(check_values(offsets, values->extent[0], 0, check_offsets));
   return shf_tensor_nested(values, offsets, tensor);
 }
 
@@ -165,6 +184,6 @@ sheaf_status shf_tensor_batched(sheaf_tensor *inner, int levels, const int *leve
   t->levels = levels;
   for (int i = 0; i < levels; i++) t->level[i] = level[i];
   for (int i = 0; i < t->rank; i++) t->extent[i] = inner->extent[i + levels];
-  memcpy(t->name, inner->name, sizeof t->name);
+  shf_copy_name(t, inner);
   return SHEAF_OK;
 }

@@ -106,7 +106,7 @@ static sheaf_status lower(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_call lowered = *call;
   lowered.inputs = inputs;
   lowered.attrs = attrs;
-  if (status == SHEAF_OK) status = sheaf_redispatch(&lowered, frame);
+  if (status == SHEAF_OK) status = shf_redispatch(&lowered, frame);
   sheaf_tensor_release(cast[0]);
   sheaf_tensor_release(cast[1]);
   return status;
@@ -123,13 +123,13 @@ static sheaf_status widen(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *a = call->inputs[0], *b = call->inputs[1], *inputs[2] = {NULL, NULL};
   if (!shf_dtype_is_float(a->dtype) || !shf_dtype_is_float(b->dtype) || a->dtype == b->dtype)
-    return sheaf_redispatch(call, frame);
+    return shf_redispatch(call, frame);
   sheaf_dtype dtype = wider(a->dtype, b->dtype);
   sheaf_status status = shf_send_dtype(SHEAF_OP_CAST, a, dtype, frame, &inputs[0]);
   if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, b, dtype, frame, &inputs[1]);
   sheaf_call widened = *call;
   widened.inputs = inputs;
-  if (status == SHEAF_OK) status = sheaf_redispatch(&widened, frame);
+  if (status == SHEAF_OK) status = shf_redispatch(&widened, frame);
   sheaf_tensor_release(inputs[0]);
   sheaf_tensor_release(inputs[1]);
   return status;
@@ -138,7 +138,7 @@ static sheaf_status widen(const sheaf_call *call, const sheaf_frame *frame)
 static sheaf_status autocast(const sheaf_call *call, const sheaf_frame *frame)
 {
   policy p = call->op < SHEAF_OP_BUILT_IN ? policies[call->op] : PASS;
-  if (p == PASS || !shf_thread.autocast) return sheaf_redispatch(call, frame);
+  if (p == PASS || !shf_thread.autocast) return shf_redispatch(call, frame);
   return p == LOWER ? lower(call, frame) : widen(call, frame);
 }
 

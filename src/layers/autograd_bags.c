@@ -9,7 +9,7 @@ enum { B_GRAD_OUT = 0, B_INDICES, B_OFFSETS, B_WEIGHTS, B_TABLE, B_OUT, B_ARG, B
 /* One bag per bag of every problem: offsets [batch, B] become starts with the end, counted over all entries. */
 static sheaf_status merge_offsets(const sheaf_call *forward, int64_t *form, sheaf_tensor **out)
 {
-  const sheaf_tensor *offsets = forward->inputs[OFFSETS];
+  sheaf_tensor *offsets = forward->inputs[OFFSETS];
   *out = NULL;
   if (*form == SHEAF_BAGS_MATRIX) return SHEAF_OK;
   if (*form == SHEAF_BAGS_LENGTHS) return shf_grad_merged_input(forward, OFFSETS, out);
@@ -17,22 +17,26 @@ static sheaf_status merge_offsets(const sheaf_call *forward, int64_t *form, shea
   int64_t each = offsets->extent[!shared], bags = each - (*form == SHEAF_BAGS_OFFSETS_END);
   int64_t entries = forward->inputs[INDICES]->extent[shf_grad_is_batched(forward, INDICES)],
           all = forward->batch * bags + 1;
-  SHF_REQUIRE(!sheaf_keyset_contains(offsets->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
-              "the gradient of a table that %" PRId64 " problems share, with offsets on a CUDA device", forward->batch);
-  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, &all, offsets, out));
   *form = SHEAF_BAGS_OFFSETS_END;
-  int64_t *to = (*out)->dl.data;
-  for (int64_t p = 0; to && p < forward->batch; p++)
-    for (int64_t b = 0; b < bags; b++) *to++ = p * entries + shf_index_at(offsets, (shared ? 0 : p * each) + b);
-  if (to) *to = forward->batch * entries;
-  return SHEAF_OK;
+  if (shf_is_on(offsets, SHEAF_KEY_META)) return shf_tensor_make(SHEAF_I64, 1, &all, offsets, out);
+  sheaf_tensor *host, *merged = NULL;
+  SHF_TRY(shf_tensor_on_host(offsets, &host));
+  sheaf_status status = shf_tensor_make(SHEAF_I64, 1, &all, host, &merged);
+  if (status == SHEAF_OK) {
+    int64_t *to = merged->dl.data;
+    for (int64_t p = 0; p < forward->batch; p++)
+      for (int64_t b = 0; b < bags; b++) *to++ = p * entries + shf_index_at(host, (shared ? 0 : p * each) + b);
+    *to = forward->batch * entries;
+    status = sheaf_tensor_to(merged, shf_device_of(offsets), out);
+  }
+  sheaf_tensor_release(merged);
+  sheaf_tensor_release(host);
+  return status;
 }
 
 /* The inputs of a backward in which all problems are one, for a table that they share. */
 static sheaf_status merge_bags(const sheaf_call *forward, sheaf_tensor *grad, sheaf_attr *attrs, sheaf_tensor **inputs)
 {
-  SHF_REQUIRE(!attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i, UNSUPPORTED,
-              "scale_grad_by_freq of a table that %" PRId64 " problems share", forward->batch);
   SHF_TRY(shf_grad_merge_leading(grad, &inputs[B_GRAD_OUT]));
   if (attrs[SHEAF_EMBEDDING_MODE].i == SHEAF_MODE_MAX)
     return shf_grad_merge_leading(forward->outputs[1], &inputs[B_ARG]);
@@ -103,15 +107,17 @@ sheaf_status shf_grad_bag(SHF_GRADIENT_ARGUMENTS)
   sheaf_call how = SHEAF_CALL_INIT;
   int table = (wanted >> TABLE & 1) != 0, weights = (wanted >> WEIGHTS & 1) != 0;
   sheaf_dtype dtype = table ? likes[TABLE]->dtype : likes[WEIGHTS]->dtype;
+  shf_sharing sharing;
   shf_grad_attrs(forward, table ? likes[TABLE] : forward->inputs[TABLE], attrs);
+  if (table) attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
+  SHF_TRY(shf_grad_sharing(forward, attrs, &sharing));
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], dtype, NULL, &grad));
   sheaf_status status = SHEAF_OK;
-  if (forward->batch && !shf_grad_is_batched(forward, TABLE))
+  if (sharing == SHF_SHARES_ENTRIES)
     status = merge_bags(forward, grad, attrs, inputs);
   else
     keep_bags(forward, grad, inputs, &how);
   if (status == SHEAF_OK) status = cast_operands(inputs, dtype);
-  if (table) attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
   if (attrs[SHEAF_EMBEDDING_SPARSE].i) how.include = sheaf_keyset_of(SHEAF_KEY_SPARSE);
   how.wanted = (table ? 1u : 0) | (weights ? 2u : 0);
   if (!weights) {
@@ -121,6 +127,7 @@ sheaf_status shf_grad_bag(SHF_GRADIENT_ARGUMENTS)
   if (status == SHEAF_OK)
     status = shf_grad_call(SHEAF_OP_EMBEDDING_BAG_BACKWARD, inputs, BAG_BACKWARD_INPUTS, attrs, SHEAF_EMBEDDING_ATTRS,
                            &how, outputs, 2);
+  if (status == SHEAF_OK && table) status = shf_grad_sum_shared(sharing, &outputs[0]);
   if (status == SHEAF_OK && weights) status = shape_weights_grad(forward, likes[WEIGHTS], &outputs[1]);
   for (int i = 0; i < BAG_BACKWARD_INPUTS; i++) sheaf_tensor_release(inputs[i]);
   sheaf_tensor_release(grad);
@@ -134,20 +141,24 @@ sheaf_status shf_grad_bag(SHF_GRADIENT_ARGUMENTS)
  *   of grad_out: the bags of G, plus the bags of the table weighted by h
  *   of weights:  what the weights' gradient would be with G for the table
  *   of table:    what the table's gradient would be with h for the weights */
-static sheaf_status bag_of(const sheaf_call *forward, sheaf_tensor *table, sheaf_tensor *weights, sheaf_tensor **out)
+static sheaf_status bag_of(const sheaf_call *forward, sheaf_tensor *table, sheaf_tensor *weights, uint32_t batched,
+                           sheaf_tensor **out)
 {
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   memcpy(attrs, forward->attrs, sizeof attrs);
   attrs[SHEAF_EMBEDDING_ROWS].i = attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
   sheaf_tensor *inputs[] = {table, forward->inputs[B_INDICES], forward->inputs[B_OFFSETS], weights};
   sheaf_tensor *outputs[2] = {NULL, NULL};
-  SHF_TRY(shf_grad_call(SHEAF_OP_EMBEDDING_BAG, inputs, 4, attrs, SHEAF_EMBEDDING_ATTRS, NULL, outputs, 2));
+  sheaf_call how = SHEAF_CALL_INIT;
+  how.batch = forward->batch;
+  how.batched = batched | (forward->batched & (SHF_BIT(INDICES) | SHF_BIT(OFFSETS)));
+  SHF_TRY(shf_grad_call(SHEAF_OP_EMBEDDING_BAG, inputs, 4, attrs, SHEAF_EMBEDDING_ATTRS, &how, outputs, 2));
   *out = outputs[0];
   return SHEAF_OK;
 }
 
-static sheaf_status bag_backward_of(const sheaf_call *forward, sheaf_tensor *weights, sheaf_tensor *table, int output,
-                                    sheaf_tensor **out)
+static sheaf_status bag_backward_of(const sheaf_call *forward, sheaf_tensor *weights, sheaf_tensor *table,
+                                    uint32_t batched, int output, sheaf_tensor **out)
 {
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   memcpy(attrs, forward->attrs, sizeof attrs);
@@ -157,10 +168,21 @@ static sheaf_status bag_backward_of(const sheaf_call *forward, sheaf_tensor *wei
   sheaf_tensor *outputs[2] = {NULL, NULL};
   sheaf_call how = SHEAF_CALL_INIT;
   how.wanted = SHF_BIT(output);
+  how.batch = forward->batch;
+  how.batched = batched | (forward->batched & (SHF_BIT(B_GRAD_OUT) | SHF_BIT(B_INDICES) | SHF_BIT(B_OFFSETS)));
   SHF_TRY(shf_grad_call(SHEAF_OP_EMBEDDING_BAG_BACKWARD, inputs, BAG_BACKWARD_INPUTS, attrs, SHEAF_EMBEDDING_ATTRS,
                         &how, outputs, 2));
   *out = outputs[output];
   return SHEAF_OK;
+}
+
+/* A gradient that each problem gave, for an input that they share. */
+static sheaf_status sum_if_shared(const sheaf_call *forward, int input, sheaf_tensor **grad)
+{
+  sheaf_tensor *each = *grad;
+  if (!forward->batch || shf_grad_is_batched(forward, input)) return SHEAF_OK;
+  *grad = NULL;
+  return shf_grad_sum_problems(each, grad);
 }
 
 sheaf_status shf_grad_bag_twice(SHF_GRADIENT_ARGUMENTS)
@@ -170,14 +192,17 @@ sheaf_status shf_grad_bag_twice(SHF_GRADIENT_ARGUMENTS)
   int64_t mode = forward->attrs[SHEAF_EMBEDDING_MODE].i;
   sheaf_tensor *weights = shf_input(forward, B_WEIGHTS), *table = shf_input(forward, B_TABLE);
   sheaf_tensor *g = output_grads[0], *h = output_grads[1], *more = NULL;
+  const uint32_t own_weights = forward->batched & SHF_BIT(WEIGHTS); /* the same place in both ops */
   SHF_REQUIRE(mode == SHEAF_MODE_SUM || (mode == SHEAF_MODE_MEAN && !weights), UNSUPPORTED,
               "a bag of mode %" PRId64 "%s has no gradient of its gradient; sums and means without weights have", mode,
               weights ? " with weights" : "");
-  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i && !forward->batch, UNSUPPORTED,
-              "bags with scale_grad_by_freq or within vmap have no gradient of their gradient");
-  if ((wanted >> B_GRAD_OUT & 1) && g) SHF_TRY(bag_of(forward, g, weights, &input_grads[B_GRAD_OUT]));
+  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i, UNSUPPORTED,
+              "bags with scale_grad_by_freq have no gradient of their gradient");
+  if ((wanted >> B_GRAD_OUT & 1) && g)
+    SHF_TRY(bag_of(forward, g, weights, SHF_BIT(TABLE) | own_weights, &input_grads[B_GRAD_OUT]));
   if ((wanted >> B_GRAD_OUT & 1) && h) {
-    SHF_TRY(bag_of(forward, table, h, &more));
+    uint32_t own_table = shf_grad_is_batched(forward, B_TABLE) ? SHF_BIT(TABLE) : 0;
+    SHF_TRY(bag_of(forward, table, h, own_table | SHF_BIT(WEIGHTS), &more));
     sheaf_tensor *sum = NULL, *first = input_grads[B_GRAD_OUT];
     sheaf_status status = first ? shf_send_add(first, more, 1, NULL, &sum) : SHEAF_OK;
     input_grads[B_GRAD_OUT] = first ? sum : more;
@@ -187,7 +212,13 @@ sheaf_status shf_grad_bag_twice(SHF_GRADIENT_ARGUMENTS)
     }
     SHF_TRY(status);
   }
-  if ((wanted >> B_WEIGHTS & 1) && g) SHF_TRY(bag_backward_of(forward, weights, g, 1, &input_grads[B_WEIGHTS]));
-  if ((wanted >> B_TABLE & 1) && h) SHF_TRY(bag_backward_of(forward, h, NULL, 0, &input_grads[B_TABLE]));
+  if ((wanted >> B_WEIGHTS & 1) && g) {
+    SHF_TRY(bag_backward_of(forward, weights, g, own_weights | SHF_BIT(B_TABLE), 1, &input_grads[B_WEIGHTS]));
+    SHF_TRY(sum_if_shared(forward, B_WEIGHTS, &input_grads[B_WEIGHTS]));
+  }
+  if ((wanted >> B_TABLE & 1) && h) {
+    SHF_TRY(bag_backward_of(forward, h, NULL, SHF_BIT(WEIGHTS), 0, &input_grads[B_TABLE]));
+    SHF_TRY(sum_if_shared(forward, B_TABLE, &input_grads[B_TABLE]));
+  }
   return SHEAF_OK;
 }

@@ -263,8 +263,12 @@ static sheaf_status ones_like(const sheaf_tensor *output, sheaf_tensor **ones)
   SHF_REQUIRE(output->form == SHEAF_FORM_DENSE || output->form == SHEAF_FORM_META, INVALID_PROBLEM,
               "backward: grad is NULL, which stands for ones of a dense output; this one is of form %d",
               (int)output->form);
-  SHF_REQUIRE(!sheaf_keyset_contains(output->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
-              "backward: grad is NULL; on a CUDA device it must be given");
+  if (shf_is_on(output, SHEAF_KEY_CUDA)) {
+    SHF_TRY(shf_tensor_make(output->dtype, output->rank, output->extent, output, ones));
+    sheaf_status filled = shf_map_fill(*ones, 1);
+    if (filled != SHEAF_OK) shf_drop(ones);
+    return filled;
+  }
   sheaf_tensor *wide;
   SHF_TRY(shf_tensor_make(SHEAF_F32, output->rank, output->extent, output, &wide));
   int64_t count = shf_tensor_elements(output);

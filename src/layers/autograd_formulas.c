@@ -93,6 +93,24 @@ void shf_grad_attrs(const sheaf_call *forward, const sheaf_tensor *table, sheaf_
 
 /* ---- Lookup ---- */
 
+sheaf_status shf_grad_sharing(const sheaf_call *forward, const sheaf_attr *attrs, shf_sharing *sharing)
+{
+  int shared = forward->batch && !shf_grad_is_batched(forward, TABLE);
+  int scaled = attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i != 0;
+  SHF_REQUIRE(!shared || !scaled || !attrs[SHEAF_EMBEDDING_SPARSE].i, UNSUPPORTED,
+              "scale_grad_by_freq of a row-sparse gradient of a table that %" PRId64 " problems share", forward->batch);
+  *sharing = !shared ? SHF_SHARES_NOTHING : scaled ? SHF_SHARES_SUMS : SHF_SHARES_ENTRIES;
+  return SHEAF_OK;
+}
+
+sheaf_status shf_grad_sum_shared(shf_sharing sharing, sheaf_tensor **grad)
+{
+  sheaf_tensor *each = *grad;
+  if (sharing != SHF_SHARES_SUMS || !each) return SHEAF_OK;
+  *grad = NULL;
+  return shf_grad_sum_problems(each, grad);
+}
+
 static sheaf_status embedding_backward(SHF_GRADIENT_ARGUMENTS)
 {
   (void)context;
@@ -100,17 +118,15 @@ static sheaf_status embedding_backward(SHF_GRADIENT_ARGUMENTS)
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   sheaf_tensor *grad, *inputs[2] = {NULL, NULL};
   sheaf_call how = SHEAF_CALL_INIT;
+  shf_sharing sharing;
   shf_grad_attrs(forward, likes[TABLE], attrs);
   attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
   if (attrs[SHEAF_EMBEDDING_SPARSE].i) how.include = sheaf_keyset_of(SHEAF_KEY_SPARSE);
+  SHF_TRY(shf_grad_sharing(forward, attrs, &sharing));
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[TABLE]->dtype, NULL, &grad));
   sheaf_status status = SHEAF_OK;
-  if (forward->batch &&
-      !shf_grad_is_batched(forward, TABLE)) { /* one table for all problems: their entries are its entries */
-    if (attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i)
-      status = shf_core_fail(SHEAF_UNSUPPORTED, "scale_grad_by_freq of a table that %" PRId64 " problems share",
-                             forward->batch);
-    if (status == SHEAF_OK) status = shf_grad_merge_leading(grad, &inputs[0]);
+  if (sharing == SHF_SHARES_ENTRIES) {
+    status = shf_grad_merge_leading(grad, &inputs[0]);
     if (status == SHEAF_OK) {
       int64_t all = shf_tensor_elements(forward->inputs[INDICES]);
       status = shf_send_reshape(forward->inputs[INDICES], 1, &all, NULL, &inputs[1]);
@@ -124,27 +140,31 @@ static sheaf_status embedding_backward(SHF_GRADIENT_ARGUMENTS)
   if (status == SHEAF_OK)
     status = shf_grad_call(SHEAF_OP_EMBEDDING_BACKWARD, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how,
                            &input_grads[TABLE], 1);
+  if (status == SHEAF_OK) status = shf_grad_sum_shared(sharing, &input_grads[TABLE]);
   sheaf_tensor_release(inputs[0]);
   sheaf_tensor_release(inputs[1]);
   sheaf_tensor_release(grad);
   return status;
 }
 
-/* The gradient of embedding_backward: looking up in what comes in. */
+/* The gradient of embedding_backward: looking up in what comes in, which every problem has its own of. */
 static sheaf_status embedding_double_backward(SHF_GRADIENT_ARGUMENTS)
 {
   (void)context;
   (void)likes;
   (void)wanted;
-  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i && !forward->batch, UNSUPPORTED,
-              "a lookup with scale_grad_by_freq or within vmap has no gradient of its gradient");
+  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i, UNSUPPORTED,
+              "a lookup with scale_grad_by_freq has no gradient of its gradient");
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   memcpy(attrs, forward->attrs, sizeof attrs);
   attrs[SHEAF_EMBEDDING_PADDING].i = SHEAF_PADDING_ZERO;
   attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
   attrs[SHEAF_EMBEDDING_ROWS].i = 0;
   sheaf_tensor *inputs[] = {output_grads[0], forward->inputs[INDICES]};
-  return shf_grad_call(SHEAF_OP_EMBEDDING, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, NULL, &input_grads[0], 1);
+  sheaf_call how = SHEAF_CALL_INIT;
+  how.batch = forward->batch;
+  how.batched = SHF_BIT(0) | (forward->batched & SHF_BIT(INDICES));
+  return shf_grad_call(SHEAF_OP_EMBEDDING, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how, &input_grads[0], 1);
 }
 
 /* ---- Segments ---- */
@@ -179,14 +199,16 @@ static sheaf_status segment_double_backward(SHF_GRADIENT_ARGUMENTS)
   (void)context;
   (void)wanted;
   int64_t reduce = forward->attrs[SHEAF_SEGMENT_REDUCE].i;
-  SHF_REQUIRE((reduce == SHEAF_REDUCE_SUM || reduce == SHEAF_REDUCE_MEAN) && !forward->batch, UNSUPPORTED,
-              "segment_reduce %" PRId64 " has no gradient of its gradient%s; sum (0) and mean (1) have", reduce,
-              forward->batch ? " within vmap" : "");
+  SHF_REQUIRE(reduce == SHEAF_REDUCE_SUM || reduce == SHEAF_REDUCE_MEAN, UNSUPPORTED,
+              "segment_reduce %" PRId64 " has no gradient of its gradient; sum (0) and mean (1) have", reduce);
   sheaf_attr attrs[SHEAF_SEGMENT_ATTRS];
   memcpy(attrs, forward->attrs, sizeof attrs);
-  attrs[SHEAF_SEGMENT_SEGMENTS].i = likes[0]->extent[0];
+  attrs[SHEAF_SEGMENT_SEGMENTS].i = likes[0]->extent[forward->batch > 0]; /* every problem has a grad_out of its own */
   sheaf_tensor *inputs[] = {output_grads[0], forward->inputs[1]}, *outputs[2] = {NULL, NULL};
-  SHF_TRY(shf_grad_call(SHEAF_OP_SEGMENT_REDUCE, inputs, 2, attrs, SHEAF_SEGMENT_ATTRS, NULL, outputs, 2));
+  sheaf_call how = SHEAF_CALL_INIT;
+  how.batch = forward->batch;
+  how.batched = SHF_BIT(0) | (forward->batched & SHF_BIT(1));
+  SHF_TRY(shf_grad_call(SHEAF_OP_SEGMENT_REDUCE, inputs, 2, attrs, SHEAF_SEGMENT_ATTRS, &how, outputs, 2));
   input_grads[0] = outputs[0];
   return SHEAF_OK;
 }

@@ -63,6 +63,13 @@ sheaf_status shf_grad_merge_leading(sheaf_tensor *t, sheaf_tensor **out);
 sheaf_status shf_grad_merged_input(const sheaf_call *call, int input, sheaf_tensor **out);
 int shf_grad_sparse_kind(const sheaf_call *forward, const sheaf_tensor *like);
 
+/* How the gradient of a table is made of the problems of a batch: each has its own table; or they share one, and their
+ * entries are its entries; or they share one, but entries are scaled problem by problem, so that their gradients are
+ * made one by one and added up. */
+typedef enum shf_sharing { SHF_SHARES_NOTHING, SHF_SHARES_ENTRIES, SHF_SHARES_SUMS } shf_sharing;
+sheaf_status shf_grad_sharing(const sheaf_call *forward, const sheaf_attr *attrs, shf_sharing *sharing);
+sheaf_status shf_grad_sum_shared(shf_sharing sharing, sheaf_tensor **grad);
+
 /* The attributes of a backward op, from those of lookup or bag. */
 void shf_grad_attrs(const sheaf_call *forward, const sheaf_tensor *table, sheaf_attr *attrs);
 

@@ -119,7 +119,7 @@ static sheaf_status autograd(const sheaf_call *call, const sheaf_frame *frame)
   SHF_REQUIRE(!wanted || gradient, UNSUPPORTED, "%s has no gradient, but %s requires one; detach it or use no_grad",
               shf_op_name(call), shf_dispatch_input_name(call->op, __builtin_ctz(wanted ? wanted : 1)));
   wanted &= gradient ? gradient->differentiable : 0;
-  if (!wanted) return sheaf_redispatch(call, frame);
+  if (!wanted) return shf_redispatch(call, frame);
   sheaf_tensor *outputs[MOST_OUTPUTS] = {NULL};
   for (int i = 0; i < call->output_count; i++)
     SHF_REQUIRE(!call->outputs[i], INVALID_PROBLEM,
@@ -129,7 +129,7 @@ static sheaf_status autograd(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_call inner = *call;
   inner.outputs = outputs;
   if (needs.extra) inner.wanted = (call->wanted ? call->wanted : 1) | needs.extra;
-  SHF_TRY(sheaf_redispatch(&inner, frame));
+  SHF_TRY(shf_redispatch(&inner, frame));
   sheaf_status status;
   if (shf_is_quantised(sheaf_tensor_dtype(outputs[0])))
     status =

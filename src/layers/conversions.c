@@ -24,13 +24,6 @@ static sheaf_operand flatten(const sheaf_tensor *t, flat_rows *flat)
   return (sheaf_operand){&flat->dl, t->bytes};
 }
 
-static sheaf_status check_device(const sheaf_call *call, const sheaf_tensor *t)
-{
-  SHF_REQUIRE(!sheaf_keyset_contains(t->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
-              "%s on CUDA device %d: it is done on the CPU only", shf_op_name(call), t->dl.device.device_id);
-  return SHEAF_OK;
-}
-
 /* A cast by the kernel of the same key. */
 static sheaf_status cast_here(sheaf_tensor *t, sheaf_dtype dtype, const sheaf_frame *frame, sheaf_tensor **out)
 {
@@ -70,8 +63,8 @@ sheaf_status shf_plain_quantize(const sheaf_call *call, const sheaf_frame *frame
               (int)sheaf_tensor_form(given), sheaf_tensor_rank(given));
   SHF_REQUIRE(shf_is_quantised(dtype), UNSUPPORTED, "rows are packed as int8 or int4, not as %s (%d)",
               sheaf_dtype_name(dtype), (int)dtype);
-  SHF_TRY(check_device(call, given));
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "quantize makes its result; it cannot be written into a given tensor");
+  if (frame->key == SHEAF_KEY_CUDA) return shf_through_host(call, frame, shf_plain_quantize);
   SHF_TRY(cast_here(given, SHEAF_F32, frame, &rows));
   sheaf_status status = SHEAF_OK;
   if (given->rank > 2 && !shf_tensor_is_contiguous(rows))
@@ -84,17 +77,65 @@ sheaf_status shf_plain_quantize(const sheaf_call *call, const sheaf_frame *frame
   return SHEAF_OK;
 }
 
+/* On a device rows are dequantised by looking up each of them. */
+static sheaf_status look_up_all(sheaf_tensor *packed, const sheaf_frame *frame, sheaf_tensor **rows)
+{
+  int64_t count = 1, dim = packed->extent[packed->rank - 1];
+  for (int i = 0; i + 1 < packed->rank; i++) count *= packed->extent[i];
+  sheaf_tensor *host, *inputs[2] = {NULL, NULL}, *flat = NULL, *found = NULL;
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {
+      [SHEAF_EMBEDDING_PADDING_IDX].i = -1, [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_SKIP};
+  int64_t shape[] = {count, packed->dl.shape[packed->rank - 1]};
+  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, &count, NULL, &host));
+  for (int64_t i = 0; i < count; i++) ((int64_t *)host->dl.data)[i] = i;
+  sheaf_status status = sheaf_tensor_to(host, shf_device_of(packed), &inputs[1]);
+  sheaf_tensor_release(host);
+  if (status == SHEAF_OK && packed->rank > 2) { /* one table of all rows */
+    status = shf_tensor_reshape(packed, 2, shape, &flat);
+    if (status == SHEAF_OK) {
+      flat->form = SHEAF_FORM_DENSE;
+      flat->dtype = SHEAF_U8;
+      status = sheaf_tensor_quantized(flat, packed->dtype, dim, &inputs[0]);
+    }
+  } else {
+    inputs[0] = sheaf_tensor_retain(packed);
+  }
+  if (status == SHEAF_OK) {
+    sheaf_call call = SHEAF_CALL_INIT;
+    call.op = SHEAF_OP_EMBEDDING;
+    call.inputs = inputs;
+    call.outputs = &found;
+    call.attrs = attrs;
+    call.input_count = 2;
+    call.output_count = 1;
+    call.attr_count = SHEAF_EMBEDDING_ATTRS;
+    status = sheaf_dispatch_to(&call, frame->key);
+  }
+  if (status == SHEAF_OK) status = shf_tensor_reshape(found, packed->rank, packed->extent, rows);
+  sheaf_tensor_release(found);
+  sheaf_tensor_release(flat);
+  sheaf_tensor_release(inputs[0]);
+  sheaf_tensor_release(inputs[1]);
+  return status;
+}
+
+static sheaf_status unpack(sheaf_tensor *packed, const sheaf_frame *frame, sheaf_tensor **rows)
+{
+  *rows = NULL;
+  if (frame->key == SHEAF_KEY_CUDA) return look_up_all(packed, frame, rows);
+  SHF_TRY(shf_tensor_make(SHEAF_F32, packed->rank, packed->extent, packed, rows));
+  flat_rows bytes, plain;
+  sheaf_operand from = flatten(packed, &bytes), to = flatten(*rows, &plain);
+  return shf_is_meta(frame) ? SHEAF_OK : sheaf_dequantize_rows(packed->dtype, &from, &to);
+}
+
 sheaf_status shf_plain_dequantize(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *packed = shf_input(call, 0), *rows, *cast;
   sheaf_dtype dtype = call->attrs[0].i ? (sheaf_dtype)call->attrs[0].i : SHEAF_F32;
   SHF_REQUIRE(packed && packed->form == SHEAF_FORM_QUANTIZED, INVALID_PROBLEM,
               "dequantize: a quantised tensor is needed, this one is of form %d", (int)sheaf_tensor_form(packed));
-  SHF_TRY(check_device(call, packed));
-  SHF_TRY(shf_tensor_make(SHEAF_F32, packed->rank, packed->extent, packed, &rows));
-  flat_rows bytes, plain;
-  sheaf_operand from = flatten(packed, &bytes), to = flatten(rows, &plain);
-  sheaf_status status = shf_is_meta(frame) ? SHEAF_OK : sheaf_dequantize_rows(packed->dtype, &from, &to);
+  sheaf_status status = unpack(packed, frame, &rows);
   if (status == SHEAF_OK) status = cast_here(rows, dtype, frame, &cast);
   sheaf_tensor_release(rows);
   return status == SHEAF_OK ? shf_deliver(call, 0, cast) : status;

@@ -1,4 +1,5 @@
-/* elementwise.c: ops that are no plans, on plain tensors: cast, add, movedim. With Meta only the shapes are made. */
+/* elementwise.c: ops that are no plans, on plain tensors: cast, add, movedim, reshape, expand. On the CPU these are loops
+ * here; on a device the plug-in does it (device_map.c); with Meta only the shapes are made. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -119,15 +120,29 @@ static sheaf_status output_for(const sheaf_call *call, sheaf_dtype dtype, int ra
               INVALID_PROBLEM, "%s: its output is given as %s %s of form %d, which does not fit a result of %s",
               shf_op_name(call), sheaf_dtype_name(given->dtype), shf_shape_text(given, text, sizeof text),
               (int)given->form, sheaf_dtype_name(dtype));
+  SHF_REQUIRE(shf_same_place(given, call->inputs[0]), INVALID_PROBLEM,
+              "%s: its output is given, but lies elsewhere than its input", shf_op_name(call));
   *out = given;
   return SHEAF_OK;
 }
 
-static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor *out)
+/* Ends a call: an output that was made goes to the caller, or away when it could not be filled. */
+static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor *out, sheaf_status status)
 {
-  if (call->outputs[0]) sheaf_tensor_written(out);
-  call->outputs[0] = out;
-  return SHEAF_OK;
+  if (call->outputs[0])
+    sheaf_tensor_written(out);
+  else if (status == SHEAF_OK)
+    call->outputs[0] = out;
+  else
+    sheaf_tensor_release(out);
+  return status;
+}
+
+/* What is computed, or with Meta is not. */
+static int is_without_data(const sheaf_frame *frame)
+{
+  if (shf_is_meta(frame)) shf_meta_nothing();
+  return shf_is_meta(frame);
 }
 
 static sheaf_status check_plain(const sheaf_call *call, int input)
@@ -137,15 +152,14 @@ static sheaf_status check_plain(const sheaf_call *call, int input)
   SHF_REQUIRE(t->form == SHEAF_FORM_DENSE || t->form == SHEAF_FORM_META, UNSUPPORTED,
               "%s: %s is a tensor of form %d, whose layer is left out or has no part in this op", shf_op_name(call),
               shf_dispatch_input_name(call->op, input), (int)t->form);
-  SHF_REQUIRE(!sheaf_keyset_contains(t->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
-              "%s on CUDA device %d: it is done on the CPU only", shf_op_name(call), t->dl.device.device_id);
   return SHEAF_OK;
 }
 
 /* ---- The ops ---- */
 
-static void cast_all(const sheaf_tensor *from, sheaf_tensor *to)
+static sheaf_status cast_all(const sheaf_tensor *from, sheaf_tensor *to)
 {
+  if (shf_is_on(to, SHEAF_KEY_CUDA)) return shf_map_cast(from, to);
   int64_t from_size = shf_core_dtype_size(from->dtype), to_size = shf_core_dtype_size(to->dtype);
   int64_t width = last_extent(to), rows = row_count(to);
   unsigned mode = shf_core_fp_enter();
@@ -153,6 +167,7 @@ static void cast_all(const sheaf_tensor *from, sheaf_tensor *to)
     cast_row((const char *)shf_data(from) + row_start(from, r) * from_size, from->dtype, last_stride(from),
              (char *)shf_data(to) + row_start(to, r) * to_size, to->dtype, width);
   shf_core_fp_leave(mode);
+  return SHEAF_OK;
 }
 
 sheaf_status shf_plain_cast(const sheaf_call *call, const sheaf_frame *frame)
@@ -165,21 +180,19 @@ sheaf_status shf_plain_cast(const sheaf_call *call, const sheaf_frame *frame)
               sheaf_dtype_name(dtype));
   if (dtype == from->dtype && !call->outputs[0]) return shf_deliver_same(call, from);
   SHF_TRY(output_for(call, dtype, from->rank, from->extent, &to));
-  if (shf_is_meta(frame))
-    shf_meta_nothing();
-  else
-    cast_all(from, to);
-  return hand_out(call, to);
+  return hand_out(call, to, is_without_data(frame) ? SHEAF_OK : cast_all(from, to));
 }
 
-void shf_add_scaled(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor *out)
+sheaf_status shf_add_scaled(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor *out)
 {
+  if (shf_is_on(out, SHEAF_KEY_CUDA)) return shf_map_add(a, b, alpha, out);
   int64_t size = shf_core_dtype_size(a->dtype), width = last_extent(a), rows = row_count(a);
   unsigned mode = shf_core_fp_enter();
   for (int64_t r = 0; r < rows; r++)
     add_row((const char *)shf_data(a) + row_start(a, r) * size, (const char *)shf_data(b) + row_start(b, r) * size,
             alpha, (char *)shf_data(out) + row_start(out, r) * size, a->dtype, width);
   shf_core_fp_leave(mode);
+  return SHEAF_OK;
 }
 
 sheaf_status shf_plain_add(const sheaf_call *call, const sheaf_frame *frame)
@@ -196,16 +209,13 @@ sheaf_status shf_plain_add(const sheaf_call *call, const sheaf_frame *frame)
               sheaf_dtype_name(a->dtype));
   SHF_REQUIRE(last_stride(a) == 1 && last_stride(b) == 1, UNSUPPORTED, "add: the last dimension must be contiguous");
   SHF_TRY(output_for(call, a->dtype, a->rank, a->extent, &out));
-  if (shf_is_meta(frame))
-    shf_meta_nothing();
-  else
-    shf_add_scaled(a, b, call->attrs[0].f, out);
-  return hand_out(call, out);
+  return hand_out(call, out, is_without_data(frame) ? SHEAF_OK : shf_add_scaled(a, b, call->attrs[0].f, out));
 }
 
 /* Copies element by element in the order of `to`; steps are those of `from`, dimension by dimension of `to`. */
-static void copy_strided(const sheaf_tensor *from, const int64_t *steps, sheaf_tensor *to)
+static sheaf_status copy_strided(const sheaf_tensor *from, const int64_t *steps, sheaf_tensor *to)
 {
+  if (shf_is_on(to, SHEAF_KEY_CUDA)) return shf_map_copy(from, steps, to);
   size_t size = (size_t)shf_core_dtype_size(to->dtype);
   int64_t index[SHEAF_TENSOR_MAX_RANK] = {0}, at = 0, count = shf_tensor_elements(to);
   const char *source = shf_data(from);
@@ -219,6 +229,7 @@ static void copy_strided(const sheaf_tensor *from, const int64_t *steps, sheaf_t
       index[d] = 0;
     }
   }
+  return SHEAF_OK;
 }
 
 sheaf_status shf_plain_movedim(const sheaf_call *call, const sheaf_frame *frame)
@@ -237,11 +248,7 @@ sheaf_status shf_plain_movedim(const sheaf_call *call, const sheaf_frame *frame)
   }
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "movedim makes its result; it cannot be written into a given tensor");
   SHF_TRY(shf_tensor_make(t->dtype, t->rank, shape, t, &out));
-  if (shf_is_meta(frame))
-    shf_meta_nothing();
-  else
-    copy_strided(t, steps, out);
-  return hand_out(call, out);
+  return hand_out(call, out, is_without_data(frame) ? SHEAF_OK : copy_strided(t, steps, out));
 }
 
 sheaf_status shf_plain_reshape(const sheaf_call *call, const sheaf_frame *frame)
@@ -259,8 +266,14 @@ sheaf_status shf_plain_reshape(const sheaf_call *call, const sheaf_frame *frame)
   SHF_REQUIRE(elements == shf_tensor_elements(t), INVALID_PROBLEM, "reshape of %s to %" PRId64 " elements",
               shf_shape_text(t, text, sizeof text), elements);
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "reshape shares memory; it cannot be written into a given tensor");
-  if (shf_is_meta(frame)) shf_meta_nothing();
-  return shf_tensor_reshape(t, (int)rank, shape, &call->outputs[0]);
+  if (is_without_data(frame) || shf_tensor_is_contiguous(t))
+    return shf_tensor_reshape(t, (int)rank, shape, &call->outputs[0]);
+  sheaf_tensor *whole; /* gaps cannot be seen through: a copy */
+  SHF_TRY(shf_tensor_make(t->dtype, t->rank, t->extent, t, &whole));
+  sheaf_status status = copy_strided(t, t->strides, whole);
+  if (status == SHEAF_OK) status = shf_tensor_reshape(whole, (int)rank, shape, &call->outputs[0]);
+  sheaf_tensor_release(whole);
+  return status;
 }
 
 sheaf_status shf_plain_expand(const sheaf_call *call, const sheaf_frame *frame)
@@ -278,9 +291,5 @@ sheaf_status shf_plain_expand(const sheaf_call *call, const sheaf_frame *frame)
     steps[i + 1] = t->strides[i];
   }
   SHF_TRY(shf_tensor_make(t->dtype, t->rank + 1, shape, t, &out));
-  if (shf_is_meta(frame))
-    shf_meta_nothing();
-  else
-    copy_strided(t, steps, out);
-  return hand_out(call, out);
+  return hand_out(call, out, is_without_data(frame) ? SHEAF_OK : copy_strided(t, steps, out));
 }

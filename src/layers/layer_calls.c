@@ -6,7 +6,7 @@
 
 sheaf_status shf_send(const sheaf_call *call, const sheaf_frame *frame)
 {
-  return frame ? sheaf_redispatch(call, frame) : sheaf_dispatch(call);
+  return frame ? shf_redispatch(call, frame) : sheaf_dispatch(call);
 }
 
 static sheaf_status send_with(sheaf_op op, sheaf_tensor *const *inputs, int count, const sheaf_attr *attr,
@@ -83,8 +83,7 @@ sheaf_status shf_deliver(const sheaf_call *call, int output, sheaf_tensor *resul
   copy.outputs = &given;
   copy.attrs = &dtype;
   copy.input_count = copy.output_count = copy.attr_count = 1;
-  sheaf_status status =
-      sheaf_dispatch_to(&copy, sheaf_keyset_contains(result->keys, SHEAF_KEY_META) ? SHEAF_KEY_META : SHEAF_KEY_CPU);
+  sheaf_status status = sheaf_dispatch_to(&copy, shf_data_key(result));
   sheaf_tensor_release(result);
   return status;
 }
@@ -92,6 +91,22 @@ sheaf_status shf_deliver(const sheaf_call *call, int output, sheaf_tensor *resul
 sheaf_status shf_deliver_same(const sheaf_call *call, sheaf_tensor *tensor)
 {
   return shf_deliver(call, 0, sheaf_tensor_retain(tensor));
+}
+
+sheaf_status shf_through_host(const sheaf_call *call, const sheaf_frame *frame, sheaf_kernel kernel)
+{
+  sheaf_tensor *input, *result = NULL, *back = NULL;
+  sheaf_frame host_frame = *frame;
+  if (frame->key == SHEAF_KEY_CUDA) host_frame.key = SHEAF_KEY_CPU;
+  SHF_TRY(shf_tensor_on_host(call->inputs[0], &input));
+  sheaf_call host = *call;
+  host.inputs = &input;
+  host.outputs = &result;
+  sheaf_status status = kernel(&host, &host_frame);
+  if (status == SHEAF_OK) status = sheaf_tensor_to(result, shf_device_of(call->inputs[0]), &back);
+  sheaf_tensor_release(result);
+  sheaf_tensor_release(input);
+  return status == SHEAF_OK ? shf_deliver(call, 0, back) : status;
 }
 
 int64_t shf_now_ns(void)

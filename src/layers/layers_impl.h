@@ -73,7 +73,7 @@ void shf_problem_drop(shf_problem *p);
 sheaf_status shf_meta_check(shf_problem *p, const sheaf_plan *plan);
 void shf_meta_nothing(void);
 
-/* ---- Ops without a plan (elementwise.c), for Cpu and Meta ---- */
+/* ---- Ops without a plan (elementwise.c, conversions.c) ---- */
 
 sheaf_status shf_plain_cast(const sheaf_call *call, const sheaf_frame *frame);
 sheaf_status shf_plain_add(const sheaf_call *call, const sheaf_frame *frame);
@@ -85,8 +85,16 @@ sheaf_status shf_plain_reshape(const sheaf_call *call, const sheaf_frame *frame)
 sheaf_status shf_plain_expand(const sheaf_call *call, const sheaf_frame *frame);
 sheaf_status shf_plain_batch(const sheaf_call *call, const sheaf_frame *frame);
 
-/* a[i] += alpha * b[i] over tensors of one float type; contiguous. */
-void shf_add_scaled(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor *out);
+/* out[i] = a[i] + alpha * b[i] over tensors of one float type; contiguous in the last dimension. */
+sheaf_status shf_add_scaled(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor *out);
+
+/* The same on a device (device_map.c); steps are those of `from`, dimension by dimension of `to`. add_rows: the rows of a
+ * list without repetitions are added to those of `dense` that `ids` name. */
+sheaf_status shf_map_copy(const sheaf_tensor *from, const int64_t *steps, sheaf_tensor *to);
+sheaf_status shf_map_cast(const sheaf_tensor *from, sheaf_tensor *to);
+sheaf_status shf_map_add(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor *out);
+sheaf_status shf_map_add_rows(sheaf_tensor *dense, const sheaf_tensor *ids, const sheaf_tensor *rows, double alpha);
+sheaf_status shf_map_fill(sheaf_tensor *out, double value);
 
 /* The kernels that Cpu, Cuda and Meta have in common: only what is done with a problem differs. */
 #define SHF_BACKEND_KERNELS                                                                                          \
@@ -120,6 +128,9 @@ sheaf_status shf_deliver(const sheaf_call *call, int output, sheaf_tensor *resul
 
 /* Hands the tensor itself out as its own result. */
 sheaf_status shf_deliver_same(const sheaf_call *call, sheaf_tensor *tensor);
+
+/* Runs `kernel` on a copy of the call's one input on the host, and takes the result back to the device. */
+sheaf_status shf_through_host(const sheaf_call *call, const sheaf_frame *frame, sheaf_kernel kernel);
 
 static inline int shf_is_quantised(sheaf_dtype dtype) { return dtype == SHEAF_INT8 || dtype == SHEAF_INT4; }
 static inline const char *shf_op_name(const sheaf_call *call) { return sheaf_op_describe(call->op)->name; }

@@ -21,11 +21,23 @@ static sheaf_tensor *offsets_of(sheaf_tensor *t) { return is_nested(t) ? t->part
 
 static sheaf_status check_call(const sheaf_call *call)
 {
-  SHF_REQUIRE(!call->batch, UNSUPPORTED, "%s of nested tensors within vmap", shf_op_name(call));
   for (int i = 0; i < call->output_count; i++)
     SHF_REQUIRE(!call->outputs[i] || !is_nested(call->outputs[i]), UNSUPPORTED,
                 "%s: a nested result is made; it cannot be written into a given tensor", shf_op_name(call));
   return SHEAF_OK;
+}
+
+/* Whether two lists, wherever they lie, hold the same numbers. */
+static sheaf_status compare_lists(sheaf_tensor *a, sheaf_tensor *b, int *same)
+{
+  sheaf_tensor *left = NULL, *right = NULL;
+  sheaf_status status = shf_tensor_on_host(a, &left);
+  if (status == SHEAF_OK) status = shf_tensor_on_host(b, &right);
+  for (int64_t i = 0; status == SHEAF_OK && *same && i < left->extent[0]; i++)
+    *same = shf_index_at(left, i) == shf_index_at(right, i);
+  sheaf_tensor_release(left);
+  sheaf_tensor_release(right);
+  return status;
 }
 
 /* That two nested tensors have the same components. */
@@ -33,9 +45,7 @@ static sheaf_status check_alike(const sheaf_call *call, const sheaf_tensor *a, c
 {
   if (!is_nested(a) || !is_nested(b) || a->part[1] == b->part[1]) return SHEAF_OK;
   int same = a->extent[0] == b->extent[0] && a->part[0]->extent[0] == b->part[0]->extent[0];
-  int readable = sheaf_keyset_contains(a->part[1]->keys, SHEAF_KEY_CPU);
-  for (int64_t i = 0; same && readable && i <= a->extent[0]; i++)
-    same = shf_index_at(a->part[1], i) == shf_index_at(b->part[1], i);
+  if (same && !shf_is_on(a, SHEAF_KEY_META)) SHF_TRY(compare_lists(a->part[1], b->part[1], &same));
   SHF_REQUIRE(same, INVALID_PROBLEM, "%s: nested tensors of %" PRId64 " and %" PRId64 " components differ in lengths",
               shf_op_name(call), a->extent[0], b->extent[0]);
   return SHEAF_OK;
@@ -44,13 +54,14 @@ static sheaf_status check_alike(const sheaf_call *call, const sheaf_tensor *a, c
 /* Sends a call whose first output becomes nested with these offsets (NULL: stays plain). */
 static sheaf_status send_and_wrap(const sheaf_call *call, const sheaf_frame *frame, int output, sheaf_tensor *offsets)
 {
-  if (!offsets) return sheaf_redispatch(call, frame);
+  if (!offsets) return shf_redispatch(call, frame);
   sheaf_tensor *values[2] = {NULL, NULL};
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "%s: a nested result cannot be written into a given tensor",
               shf_op_name(call));
+  SHF_REQUIRE(!call->batch, UNSUPPORTED, "%s: a nested result within vmap", shf_op_name(call));
   sheaf_call flat = *call;
   flat.outputs = values;
-  SHF_TRY(sheaf_redispatch(&flat, frame));
+  SHF_TRY(shf_redispatch(&flat, frame));
   sheaf_tensor *wrapped = NULL;
   sheaf_status status = values[output] ? shf_tensor_nested(values[output], offsets, &wrapped) : SHEAF_OK;
   sheaf_tensor_release(values[output]);
@@ -68,7 +79,7 @@ static sheaf_status send_and_wrap(const sheaf_call *call, const sheaf_frame *fra
 
 static sheaf_status embedding(const sheaf_call *call, const sheaf_frame *frame)
 {
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_REQUIRE(!is_nested(call->inputs[0]), UNSUPPORTED, "embedding: a nested table");
   sheaf_tensor *inputs[] = {call->inputs[0], values_of(call->inputs[1])};
@@ -79,13 +90,13 @@ static sheaf_status embedding(const sheaf_call *call, const sheaf_frame *frame)
 
 static sheaf_status embedding_backward(const sheaf_call *call, const sheaf_frame *frame)
 {
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_TRY(check_alike(call, call->inputs[0], call->inputs[1]));
   sheaf_tensor *inputs[] = {values_of(call->inputs[0]), values_of(call->inputs[1])};
   sheaf_call flat = *call;
   flat.inputs = inputs;
-  return sheaf_redispatch(&flat, frame);
+  return shf_redispatch(&flat, frame);
 }
 
 /* Forward and backward have indices, offsets and weights at the same places. */
@@ -94,7 +105,7 @@ static sheaf_status bags(const sheaf_call *call, const sheaf_frame *frame)
   enum { INDICES = 1, OFFSETS = 2, WEIGHTS = 3, MOST = 7 };
   sheaf_tensor *inputs[MOST] = {NULL}, *indices = shf_input(call, INDICES), *weights = shf_input(call, WEIGHTS);
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   for (int i = 0; i < call->input_count; i++)
     SHF_REQUIRE(!is_nested(call->inputs[i]) || i == INDICES || i == WEIGHTS, UNSUPPORTED, "%s: %s is nested",
@@ -116,17 +127,23 @@ static sheaf_status bags(const sheaf_call *call, const sheaf_frame *frame)
 
 /* ---- Segments ---- */
 
-/* The number of its component for every value. */
+/* The number of its component for every value; made on the host, wherever the data lie. */
 static sheaf_status ids_of(const sheaf_tensor *nested, sheaf_tensor **ids)
 {
-  const sheaf_tensor *offsets = nested->part[1];
-  SHF_REQUIRE(!sheaf_keyset_contains(offsets->keys, SHEAF_KEY_CUDA), UNSUPPORTED,
-              "segments of nested data on a CUDA device: give ids");
-  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, nested->part[0]->extent, offsets, ids));
-  int64_t *id = (*ids)->dl.data;
-  for (int64_t c = 0; id && c < nested->extent[0]; c++)
-    for (int64_t i = shf_index_at(offsets, c); i < shf_index_at(offsets, c + 1); i++) id[i] = c;
-  return SHEAF_OK;
+  sheaf_tensor *offsets = nested->part[1], *host, *made = NULL;
+  *ids = NULL;
+  if (shf_is_on(offsets, SHEAF_KEY_META)) return shf_tensor_make(SHEAF_I64, 1, nested->part[0]->extent, offsets, ids);
+  SHF_TRY(shf_tensor_on_host(offsets, &host));
+  sheaf_status status = shf_tensor_make(SHEAF_I64, 1, nested->part[0]->extent, host, &made);
+  if (status == SHEAF_OK) {
+    int64_t *id = made->dl.data;
+    for (int64_t c = 0; c < nested->extent[0]; c++)
+      for (int64_t i = shf_index_at(host, c); i < shf_index_at(host, c + 1); i++) id[i] = c;
+    status = sheaf_tensor_to(made, shf_device_of(offsets), ids);
+  }
+  sheaf_tensor_release(made);
+  sheaf_tensor_release(host);
+  return status;
 }
 
 /* segment_reduce has its data first, its backward third; ids are second in both. */
@@ -135,7 +152,7 @@ static sheaf_status segments(const sheaf_call *call, const sheaf_frame *frame)
   int backward = call->op == SHEAF_OP_SEGMENT_REDUCE_BACKWARD, at = backward ? 2 : 0;
   sheaf_tensor *data = shf_input(call, at), *ids = shf_input(call, 1), *made = NULL, *inputs[4] = {NULL};
   sheaf_attr attrs[SHEAF_SEGMENT_ATTRS];
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   SHF_TRY(check_alike(call, data, ids));
   memcpy(attrs, call->attrs, sizeof attrs);
@@ -164,7 +181,7 @@ static sheaf_status segments(const sheaf_call *call, const sheaf_frame *frame)
 static sheaf_status elementwise(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *inputs[2] = {values_of(shf_input(call, 0)), values_of(shf_input(call, 1))};
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   SHF_TRY(check_call(call));
   if (call->input_count == 2) {
     SHF_REQUIRE(is_nested(call->inputs[0]) && is_nested(call->inputs[1]), INVALID_PROBLEM,
@@ -179,9 +196,10 @@ static sheaf_status elementwise(const sheaf_call *call, const sheaf_frame *frame
 static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
 {
   const sheaf_tensor *t = call->inputs[0], *values = t->part[0], *offsets = t->part[1];
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
-  SHF_REQUIRE(sheaf_keyset_contains(values->keys, SHEAF_KEY_CPU), UNSUPPORTED,
-              "to_dense of a nested tensor: its longest component is not known without data on the CPU");
+  if (!has_nested(call)) return shf_redispatch(call, frame);
+  SHF_REQUIRE(!shf_is_on(values, SHEAF_KEY_META), UNSUPPORTED,
+              "to_dense of a nested tensor: its longest component is not known without data");
+  if (shf_is_on(values, SHEAF_KEY_CUDA)) return shf_through_host(call, frame, to_dense);
   SHF_REQUIRE(shf_tensor_is_contiguous(values), UNSUPPORTED,
               "to_dense: the values of a nested tensor must be contiguous");
   int64_t longest = 0, shape[SHEAF_TENSOR_MAX_RANK], bytes = shf_core_dtype_size(values->dtype);
@@ -205,7 +223,7 @@ static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
 
 static sheaf_status refuse(const sheaf_call *call, const sheaf_frame *frame)
 {
-  if (!has_nested(call)) return sheaf_redispatch(call, frame);
+  if (!has_nested(call)) return shf_redispatch(call, frame);
   return shf_core_fail(SHEAF_UNSUPPORTED, "%s of a nested tensor", shf_op_name(call));
 }
 
@@ -215,8 +233,8 @@ const shf_layer shf_layer_nested = {.kernel = {[SHEAF_OP_EMBEDDING] = embedding,
                                                [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = bags,
                                                [SHEAF_OP_SEGMENT_REDUCE] = segments,
                                                [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = segments,
-                                               [SHEAF_OP_QUANTIZE] = refuse,
-                                               [SHEAF_OP_DEQUANTIZE] = refuse,
+                                               [SHEAF_OP_QUANTIZE] = elementwise,
+                                               [SHEAF_OP_DEQUANTIZE] = elementwise,
                                                [SHEAF_OP_COALESCE] = refuse,
                                                [SHEAF_OP_TO_DENSE] = to_dense,
                                                [SHEAF_OP_CAST] = elementwise,

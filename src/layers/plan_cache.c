@@ -22,11 +22,6 @@ typedef struct local {
   cached *slot[AT_HAND];
   void *workspace;
   size_t bytes;
-  struct {
-    DLDevice device;
-    void *memory;
-    size_t bytes;
-  } placed;    /* the workspace on the device that was used last */
   int watched; /* freed when the thread ends */
 } local;
 
@@ -54,9 +49,6 @@ static void empty_local(local *l)
   shf_core_free(l->workspace, l->bytes);
   l->workspace = NULL;
   l->bytes = 0;
-  if (l->placed.memory) shf_place_free(l->placed.device, l->placed.memory);
-  l->placed.memory = NULL;
-  l->placed.bytes = 0;
 }
 
 /* ---- The end of a thread ---- */
@@ -169,26 +161,10 @@ sheaf_status shf_cache_plan(shf_plan_key *key, const sheaf_plan **plan, const ch
 
 /* ---- Workspace ---- */
 
-static sheaf_status placed_workspace(DLDevice device, size_t bytes, void **workspace)
-{
-  int same = mine.placed.device.device_type == device.device_type && mine.placed.device.device_id == device.device_id;
-  if (!same || bytes > mine.placed.bytes) {
-    if (mine.placed.memory) shf_place_free(mine.placed.device, mine.placed.memory);
-    mine.placed.memory = NULL;
-    mine.placed.bytes = 0;
-    SHF_TRY(shf_place_alloc(device, bytes, &mine.placed.memory));
-    mine.placed.device = device;
-    mine.placed.bytes = bytes;
-    watch();
-  }
-  *workspace = mine.placed.memory;
-  return SHEAF_OK;
-}
-
 sheaf_status shf_cache_workspace(DLDevice device, size_t bytes, void **workspace)
 {
   if (device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged)
-    return placed_workspace(device, bytes, workspace);
+    return shf_place_workspace(device, bytes, workspace);
   if (bytes > mine.bytes || (mine.bytes > MOST_KEPT_BYTES && bytes < mine.bytes / 4)) {
     shf_core_free(mine.workspace, mine.bytes);
     mine.bytes = 0;
@@ -205,6 +181,7 @@ void sheaf_clear_caches(void)
 {
   empty_local(&mine);
   shf_spare_clear();
+  shf_place_clear();
   cached *forgotten[SHARED];
   pthread_mutex_lock(&shared.lock);
   memcpy(forgotten, shared.entry, sizeof forgotten);

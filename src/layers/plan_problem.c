@@ -2,6 +2,8 @@
  * problem_embedding.c and problem_segment.c. */
 #include <inttypes.h>
 
+#include <sheaf/device.h>
+
 #include "layers/layers_impl.h"
 
 void shf_problem_begin(shf_problem *p, const sheaf_call *call, const sheaf_frame *frame, sheaf_category category)
@@ -133,15 +135,79 @@ static void count_run(const shf_problem *p, const char *kernel_name)
   memcpy(tally->sku, kernel_name, sizeof tally->sku);
 }
 
+static sheaf_status run_with(shf_problem *p, const sheaf_plan *plan, void *workspace, size_t bytes, void *stream)
+{
+  if (p->key.category == SHEAF_CATEGORY_EMBEDDING)
+    return sheaf_embedding_run(plan, workspace, bytes, stream, &p->args.embedding);
+  return sheaf_segment_run(plan, workspace, bytes, stream, &p->args.segment);
+}
+
+/* What a report of bad values says, in the words of a run on the CPU as far as it tells. */
+static sheaf_status read_report(const shf_problem *p, const sheaf_index_report *found)
+{
+  const sheaf_embedding_desc *d = &p->key.d.embedding;
+  int embedding = p->key.category == SHEAF_CATEGORY_EMBEDDING;
+  if (found->count == 0) return SHEAF_OK;
+  const char *operand = !embedding ? "ids" : d->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices";
+  sheaf_error_info info = {.status = SHEAF_INDEX_OUT_OF_RANGE,
+                           .operand = operand,
+                           .position = found->first_position,
+                           .value = found->first_value,
+                           .count = found->count};
+  if (found->count > 0)
+    return shf_core_fail_info(
+        &info, "%s: %" PRId64 " at position %" PRId64 " is outside 0..%" PRId64 "; %" PRId64 " such %s", operand,
+        found->first_value, found->first_position, (embedding ? d->rows : p->key.d.segment.segments) - 1, found->count,
+        found->count == 1 ? "entry" : "entries");
+  info.status = SHEAF_INVALID_PROBLEM;
+  info.operand = embedding ? "offsets" : "ids";
+  info.count = 1;
+  if (!embedding)
+    return shf_core_fail_info(&info, "ids must not decrease: %" PRId64 " at position %" PRId64 " does",
+                              found->first_value, found->first_position);
+  return shf_core_fail_info(&info,
+                            "offsets: %" PRId64 " at position %" PRId64 " is wrong; they start at 0, do not decrease "
+                            "and stay within the %" PRId64 " indices",
+                            found->first_value, found->first_position, d->indices);
+}
+
+/* On a device bad values are found by the run itself, which goes on without them. Who asked for an error waits for it;
+ * outputs of the caller's have been written by then. */
+static sheaf_status run_on_device(shf_problem *p, const sheaf_plan *plan, DLDevice device)
+{
+  char *workspace = NULL;
+  void *memory = NULL;
+  sheaf_index_report found = {0, -1, 0}, *report;
+  size_t bytes = sheaf_plan_workspace_size(plan), tail = (sizeof found + 63) / 64 * 64; /* behind the workspace */
+  int embedding = p->key.category == SHEAF_CATEGORY_EMBEDDING;
+  int strict = (embedding ? p->key.d.embedding.bad_index : p->key.d.segment.bad_index) == SHEAF_BAD_INDEX_ERROR;
+  if (bytes || strict) SHF_TRY(shf_cache_workspace(device, bytes + (strict ? tail : 0), &memory));
+  workspace = memory;
+  report = strict ? (sheaf_index_report *)(void *)(workspace + bytes) : NULL;
+  if (embedding)
+    p->args.embedding.report = report;
+  else
+    p->args.segment.report = report;
+  SHF_TRY(shf_place_clock_start(device));
+  SHF_TRY(run_with(p, plan, bytes ? workspace : NULL, bytes, sheaf_stream_current(device)));
+  SHF_TRY(shf_place_clock_stop(device));
+  if (!strict) return SHEAF_OK;
+  SHF_TRY(shf_place_copy(device, &found, report, sizeof found));
+  sheaf_status status = read_report(p, &found);
+  for (int i = 0; status != SHEAF_OK && i < p->call->output_count && i < SHF_PROBLEM_OUTPUTS; i++)
+    if (!p->made[i] && shf_wants(p->call, i)) sheaf_tensor_written(p->call->outputs[i]);
+  return status;
+}
+
 static sheaf_status run_plan(shf_problem *p, const sheaf_plan *plan)
 {
   void *workspace = NULL;
   size_t bytes = sheaf_plan_workspace_size(plan);
   int embedding = p->key.category == SHEAF_CATEGORY_EMBEDDING;
   DLDevice device = embedding ? p->key.d.embedding.device : p->key.d.segment.device;
+  if (p->frame->key == SHEAF_KEY_CUDA) return run_on_device(p, plan, device);
   if (bytes) SHF_TRY(shf_cache_workspace(device, bytes, &workspace));
-  if (embedding) return sheaf_embedding_run(plan, workspace, bytes, NULL, &p->args.embedding);
-  return sheaf_segment_run(plan, workspace, bytes, NULL, &p->args.segment);
+  return run_with(p, plan, workspace, bytes, NULL);
 }
 
 /* The problem is complete: gets the plan, runs (or, for Meta, checks) it and hands out what was made. */

@@ -49,7 +49,7 @@ static int64_t elements(const sheaf_call *call, int input)
 static void describe(shf_problem *p, sheaf_embedding_desc *d, const sheaf_tensor *typed, const sheaf_tensor *index)
 {
   const sheaf_call *call = p->call;
-  if (p->frame->key == SHEAF_KEY_CUDA) d->device = typed->dl.device;
+  if (p->frame->key == SHEAF_KEY_CUDA) d->device = shf_device_of(typed);
   d->dtype = typed->dtype;
   d->index_dtype = index->dtype;
   d->batch = call->batch;
@@ -123,18 +123,11 @@ sheaf_status shf_problem_embedding_backward(const sheaf_call *call, const sheaf_
 
 /* ---- Bags ---- */
 
-/* Offsets with their end, made of lengths [B] (or [batch, B]). */
-static sheaf_status offsets_of_lengths(shf_problem *p, const sheaf_tensor *lengths, int64_t indices)
+/* Adds lengths up, problem by problem, on the host. */
+static sheaf_status add_lengths(const sheaf_tensor *lengths, int64_t problems, int64_t bags, int64_t indices,
+                                int64_t *offset)
 {
-  int64_t bags = lengths->extent[lengths->rank - 1], problems = lengths->rank > 1 ? lengths->extent[0] : 1;
-  int64_t shape[] = {problems, bags + 1};
-  SHF_REQUIRE(lengths->dtype == SHEAF_I32 || lengths->dtype == SHEAF_I64, UNSUPPORTED,
-              "lengths of %s: i32 and i64 are supported", sheaf_dtype_name(lengths->dtype));
-  SHF_REQUIRE(p->frame->key != SHEAF_KEY_CUDA, UNSUPPORTED, "lengths on a CUDA device: give offsets instead");
-  SHF_TRY(shf_tensor_make(SHEAF_I64, lengths->rank, lengths->rank > 1 ? shape : shape + 1, lengths, &p->converted));
-  if (shf_is_meta(p->frame)) return SHEAF_OK;
   SHF_REQUIRE(shf_tensor_is_contiguous(lengths), INVALID_PROBLEM, "lengths must be contiguous");
-  int64_t *offset = p->converted->dl.data;
   for (int64_t problem = 0; problem < problems; problem++) {
     int64_t end = 0;
     *offset++ = 0;
@@ -151,11 +144,30 @@ static sheaf_status offsets_of_lengths(shf_problem *p, const sheaf_tensor *lengt
   return SHEAF_OK;
 }
 
+/* Offsets with their end, made of lengths [B] (or [batch, B]); those on a device come to the host for it and go back. */
+static sheaf_status offsets_of_lengths(shf_problem *p, sheaf_tensor *lengths, int64_t indices)
+{
+  int64_t bags = lengths->extent[lengths->rank - 1], problems = lengths->rank > 1 ? lengths->extent[0] : 1;
+  int64_t shape[] = {problems, bags + 1};
+  const int64_t *own_shape = lengths->rank > 1 ? shape : shape + 1;
+  SHF_REQUIRE(lengths->dtype == SHEAF_I32 || lengths->dtype == SHEAF_I64, UNSUPPORTED,
+              "lengths of %s: i32 and i64 are supported", sheaf_dtype_name(lengths->dtype));
+  if (shf_is_meta(p->frame)) return shf_tensor_make(SHEAF_I64, lengths->rank, own_shape, lengths, &p->converted);
+  sheaf_tensor *host, *offsets = NULL;
+  SHF_TRY(shf_tensor_on_host(lengths, &host));
+  sheaf_status status = shf_tensor_make(SHEAF_I64, lengths->rank, own_shape, host, &offsets);
+  if (status == SHEAF_OK) status = add_lengths(host, problems, bags, indices, offsets->dl.data);
+  if (status == SHEAF_OK) status = sheaf_tensor_to(offsets, shf_device_of(lengths), &p->converted);
+  sheaf_tensor_release(offsets);
+  sheaf_tensor_release(host);
+  return status;
+}
+
 /* Bags of a forward or backward call: indices, offsets and weights are inputs 1, 2 and 3 of either. */
 static sheaf_status describe_bags(shf_problem *p, sheaf_embedding_desc *d)
 {
   const sheaf_call *call = p->call;
-  const sheaf_tensor *offsets = shf_input(call, 2);
+  sheaf_tensor *offsets = shf_input(call, 2);
   sheaf_embedding_args *a = &p->args.embedding;
   int64_t form = attr(call, SHEAF_EMBEDDING_BAG_FORM);
   SHF_REQUIRE(form >= SHEAF_BAGS_OFFSETS && form <= SHEAF_BAGS_LENGTHS, INVALID_PROBLEM, "bag_form is %" PRId64, form);

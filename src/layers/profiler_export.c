@@ -57,7 +57,7 @@ enum { MOST_LINES = 64 };
 
 typedef struct line {
   const sheaf_profile_record *first;
-  int64_t calls, ns, bytes, runs;
+  int64_t calls, ns, device_ns, bytes;
 } line;
 
 size_t sheaf_profile_table(const sheaf_profile *profile, char *text, size_t room)
@@ -74,14 +74,17 @@ size_t sheaf_profile_table(const sheaf_profile *profile, char *text, size_t room
     lines[at].calls++;
     lines[at].ns += r->host_ns;
     lines[at].bytes += r->bytes;
-    lines[at].runs += r->plan_runs;
+    lines[at].device_ns += r->device_ns;
   }
-  shf_text_put(&out, "%-26s %-40s %10s %12s %12s %10s\n", "op", "last kernel", "calls", "total us", "ns a call",
-               "GB/s");
-  for (int i = 0; i < count; i++)
-    shf_text_put(&out, "%-26s %-40s %10" PRId64 " %12.1f %12.0f %10.2f\n", lines[i].first->op,
-                 lines[i].first->sku[0] ? lines[i].first->sku : "-", lines[i].calls, (double)lines[i].ns / 1e3,
-                 (double)lines[i].ns / (double)lines[i].calls,
-                 lines[i].ns ? (double)lines[i].bytes / (double)lines[i].ns : 0.0);
+  shf_text_put(&out, "%-26s %-40s %10s %12s %12s %12s %10s\n", "op", "last kernel", "calls", "total us", "ns a call",
+               "device us", "GB/s");
+  for (int i = 0; i < count; i++) {
+    const line *l = &lines[i];
+    int64_t ns = l->device_ns ? l->device_ns : l->ns; /* of whatever did the work */
+    shf_text_put(&out, "%-26s %-40s %10" PRId64 " %12.1f %12.0f %12.1f %10.2f\n", l->first->op,
+                 l->first->sku[0] ? l->first->sku : "-", l->calls, (double)l->ns / 1e3,
+                 (double)l->ns / (double)l->calls, (double)l->device_ns / 1e3,
+                 ns ? (double)l->bytes / (double)ns : 0.0);
+  }
   return out.used;
 }

@@ -93,7 +93,7 @@ static sheaf_status profile(const sheaf_call *call, const sheaf_frame *frame)
   atomic_fetch_add(&profiler.under_way, 1);
   if (!(atomic_load(&shf_everywhere) & SHF_BIT(SHEAF_KEY_PROFILER))) { /* it ended between the dispatch and here */
     atomic_fetch_sub(&profiler.under_way, 1);
-    return sheaf_redispatch(call, frame);
+    return shf_redispatch(call, frame);
   }
   shf_tally tally, *outer = thread->tally;
   sheaf_keyset exclude = thread->exclude;
@@ -102,7 +102,7 @@ static sheaf_status profile(const sheaf_call *call, const sheaf_frame *frame)
   thread->tally = &tally;
   thread->exclude = sheaf_keyset_insert(exclude, SHEAF_KEY_PROFILER); /* calls that kernels make are part of this one */
   int64_t start = shf_now_ns();
-  sheaf_status status = sheaf_redispatch(call, frame);
+  sheaf_status status = shf_redispatch(call, frame);
   int64_t end = shf_now_ns();
   thread->exclude = exclude;
   thread->tally = outer;

@@ -16,7 +16,7 @@ static sheaf_status send_and_pack(const sheaf_call *call, const sheaf_frame *fra
 {
   int at = out_dtype_attr(call->op);
   sheaf_dtype wish = at < 0 ? SHEAF_DTYPE_NONE : (sheaf_dtype)call->attrs[at].i;
-  if (!shf_is_quantised(wish)) return sheaf_redispatch(call, frame);
+  if (!shf_is_quantised(wish)) return shf_redispatch(call, frame);
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "%s: a quantised result cannot be written into a given tensor",
               shf_op_name(call));
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS]; /* the longer of the two lists */
@@ -26,7 +26,7 @@ static sheaf_status send_and_pack(const sheaf_call *call, const sheaf_frame *fra
   sheaf_call plain = *call;
   plain.attrs = attrs;
   plain.outputs = outputs;
-  SHF_TRY(sheaf_redispatch(&plain, frame));
+  SHF_TRY(shf_redispatch(&plain, frame));
   sheaf_tensor *packed;
   sheaf_status status = shf_send_dtype(SHEAF_OP_QUANTIZE, outputs[0], wish, frame, &packed);
   sheaf_tensor_release(outputs[0]);
@@ -70,7 +70,7 @@ static sheaf_status cast(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *t = call->inputs[0], *result;
   sheaf_dtype dtype = (sheaf_dtype)call->attrs[0].i;
-  if (t->form != SHEAF_FORM_QUANTIZED) return sheaf_redispatch(call, frame);
+  if (t->form != SHEAF_FORM_QUANTIZED) return shf_redispatch(call, frame);
   if (dtype == t->dtype) return shf_deliver_same(call, t);
   if (shf_is_quantised(dtype)) {
     sheaf_tensor *rows;
@@ -87,12 +87,12 @@ static sheaf_status cast(const sheaf_call *call, const sheaf_frame *frame)
 static sheaf_status to_dense(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *rows;
-  if (call->inputs[0]->form != SHEAF_FORM_QUANTIZED) return sheaf_redispatch(call, frame);
+  if (call->inputs[0]->form != SHEAF_FORM_QUANTIZED) return shf_redispatch(call, frame);
   SHF_TRY(shf_send_dtype(SHEAF_OP_DEQUANTIZE, call->inputs[0], SHEAF_F32, frame, &rows));
   return shf_deliver(call, 0, rows);
 }
 
-static sheaf_status pass(const sheaf_call *call, const sheaf_frame *frame) { return sheaf_redispatch(call, frame); }
+static sheaf_status pass(const sheaf_call *call, const sheaf_frame *frame) { return shf_redispatch(call, frame); }
 
 const shf_layer shf_layer_quantized = {.kernel = {[SHEAF_OP_EMBEDDING] = send_and_pack,
                                                   [SHEAF_OP_EMBEDDING_BACKWARD] = dequantise,

@@ -80,15 +80,8 @@ static int64_t number(const entry *list, int64_t listed, const shf_compact_rule 
   return count;
 }
 
-sheaf_status shf_compact_rows(const sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact)
+static sheaf_status compact_on_host(const sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact)
 {
-  *compact = (shf_compact){.padding = -1};
-  SHF_REQUIRE(indices->form == SHEAF_FORM_DENSE && (indices->dtype == SHEAF_I32 || indices->dtype == SHEAF_I64) &&
-                  shf_tensor_is_contiguous(indices),
-              INVALID_PROBLEM, "%s must be a contiguous tensor of i32 or i64, it is %s of form %d", rule->operand,
-              sheaf_dtype_name(indices->dtype), (int)indices->form);
-  SHF_REQUIRE(sheaf_keyset_contains(indices->keys, SHEAF_KEY_CPU), UNSUPPORTED,
-              "%s of row-sparse tensors on a CUDA device", rule->operand);
   SHF_TRY(shf_tensor_make(SHEAF_I64, indices->rank, indices->extent, indices, &compact->indices));
   int64_t *places = compact->indices->dl.data, listed = 0;
   size_t bytes = 2 * sizeof(entry) * (size_t)(shf_tensor_elements(indices) + 1);
@@ -105,10 +98,40 @@ sheaf_status shf_compact_rows(const sheaf_tensor *indices, const shf_compact_rul
   return status;
 }
 
+/* Moves a tensor to a device, in its place. */
+static sheaf_status move_to(sheaf_tensor **slot, DLDevice device)
+{
+  sheaf_tensor *there;
+  SHF_TRY(sheaf_tensor_to(*slot, device, &there));
+  sheaf_tensor_release(*slot);
+  *slot = there;
+  return SHEAF_OK;
+}
+
+sheaf_status shf_compact_rows(sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact)
+{
+  *compact = (shf_compact){.padding = -1};
+  SHF_REQUIRE(indices->form == SHEAF_FORM_DENSE && (indices->dtype == SHEAF_I32 || indices->dtype == SHEAF_I64) &&
+                  shf_tensor_is_contiguous(indices),
+              INVALID_PROBLEM, "%s must be a contiguous tensor of i32 or i64, it is %s of form %d", rule->operand,
+              sheaf_dtype_name(indices->dtype), (int)indices->form);
+  sheaf_tensor *host;
+  SHF_TRY(shf_tensor_on_host(indices, &host));
+  sheaf_status status = compact_on_host(host, rule, compact);
+  if (status == SHEAF_OK) {
+    compact->host_ids = sheaf_tensor_retain(compact->ids);
+    status = move_to(&compact->ids, shf_device_of(indices));
+    if (status == SHEAF_OK) status = move_to(&compact->indices, shf_device_of(indices));
+  }
+  sheaf_tensor_release(host);
+  return status;
+}
+
 void shf_compact_free(shf_compact *compact)
 {
   shf_drop(&compact->ids);
   shf_drop(&compact->indices);
+  shf_drop(&compact->host_ids);
 }
 
 int64_t shf_find_id(const sheaf_tensor *ids, int64_t id)

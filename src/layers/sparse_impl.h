@@ -16,14 +16,16 @@ typedef struct shf_compact_rule {
 } shf_compact_rule;
 
 typedef struct shf_compact {
-  sheaf_tensor *ids;     /* [count], increasing unless `each`; of the type of the indices */
-  sheaf_tensor *indices; /* as the given ones, i64: places in ids, -1 for skipped entries */
+  sheaf_tensor *ids;      /* [count], increasing unless `each`; of the type of the indices */
+  sheaf_tensor *indices;  /* as the given ones, i64: places in ids, -1 for skipped entries */
+  sheaf_tensor *host_ids; /* ids where the host reads them; the same ones on the CPU */
   int64_t count;
   int64_t padding; /* place of the padding row, -1 */
 } shf_compact;
 
-/* Numbers the rows that `indices` name. Release with shf_compact_free, also after a failure. */
-sheaf_status shf_compact_rows(const sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact);
+/* Numbers the rows that `indices` name: on the host, to which those of a device are copied, and what comes of it back.
+ * Release with shf_compact_free, also after a failure. */
+sheaf_status shf_compact_rows(sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact);
 void shf_compact_free(shf_compact *compact);
 
 /* Where id is in increasing ids, -1 when it is not. */
@@ -35,7 +37,6 @@ static inline int shf_is_sparse(const sheaf_tensor *t) { return t && t->form == 
 
 /* Whether an input of the call has this key. */
 int shf_sparse_is_on(const sheaf_call *call, int key);
-sheaf_status shf_sparse_check_host(const sheaf_call *call);
 
 /* The same tensor with increasing ids, and as a dense one. */
 sheaf_status shf_sparse_coalesced(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out);

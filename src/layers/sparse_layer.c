@@ -9,36 +9,80 @@
 
 /* ---- Sparse tables ---- */
 
-/* The rows with these (increasing) ids, missing ones as zero: [count, D]. */
-static sheaf_status gather_rows(const sheaf_tensor *sparse, const sheaf_tensor *ids, sheaf_tensor **rows)
+/* Where each of these (increasing) ids is in the list of a coalesced tensor; -1 where it is not. */
+static sheaf_status find_places(sheaf_tensor *list, const sheaf_tensor *host_ids, sheaf_tensor **places)
 {
-  const sheaf_tensor *values = sparse->part[1];
-  int64_t shape[] = {ids->extent[0], sparse->extent[1]}, size = shf_core_dtype_size(sparse->dtype);
+  sheaf_tensor *host_list, *found = NULL;
+  *places = NULL;
+  SHF_TRY(shf_tensor_on_host(list, &host_list));
+  sheaf_status status = shf_tensor_make(SHEAF_I64, 1, host_ids->extent, host_ids, &found);
+  for (int64_t i = 0; status == SHEAF_OK && i < host_ids->extent[0]; i++)
+    ((int64_t *)found->dl.data)[i] = shf_find_id(host_list, shf_index_at(host_ids, i));
+  if (status == SHEAF_OK) status = sheaf_tensor_to(found, shf_device_of(list), places);
+  sheaf_tensor_release(found);
+  sheaf_tensor_release(host_list);
+  return status;
+}
+
+/* On a device: a lookup in which the missing rows are bad indices. */
+static sheaf_status look_up_rows(sheaf_tensor *values, sheaf_tensor *places, const sheaf_frame *frame,
+                                 sheaf_tensor **rows)
+{
+  sheaf_tensor *inputs[2] = {values, places};
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {
+      [SHEAF_EMBEDDING_PADDING_IDX].i = -1, [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_SKIP};
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = SHEAF_OP_EMBEDDING;
+  call.inputs = inputs;
+  call.outputs = rows;
+  call.attrs = attrs;
+  call.input_count = 2;
+  call.output_count = 1;
+  call.attr_count = SHEAF_EMBEDDING_ATTRS;
+  return shf_redispatch(&call, frame);
+}
+
+/* The rows with these ids, missing ones as zero: [count, D]. */
+static sheaf_status gather_rows(const sheaf_tensor *sparse, const shf_compact *compact, const sheaf_frame *frame,
+                                sheaf_tensor **rows)
+{
+  sheaf_tensor *values = sparse->part[1], *places;
+  int64_t shape[] = {compact->count, sparse->extent[1]}, size = shf_core_dtype_size(sparse->dtype);
   SHF_REQUIRE(values->strides[1] == 1, UNSUPPORTED, "rows of a row-sparse tensor must be contiguous");
-  SHF_TRY(shf_tensor_make(sparse->dtype, 2, shape, values, rows));
-  for (int64_t i = 0; i < shape[0]; i++) {
-    int64_t at = shf_find_id(sparse->part[0], shf_index_at(ids, i));
+  SHF_TRY(find_places(sparse->part[0], compact->host_ids, &places));
+  int on_device = shf_is_on(values, SHEAF_KEY_CUDA);
+  sheaf_status status =
+      on_device ? look_up_rows(values, places, frame, rows) : shf_tensor_make(sparse->dtype, 2, shape, values, rows);
+  for (int64_t i = 0; status == SHEAF_OK && !on_device && i < shape[0]; i++) {
+    int64_t at = shf_index_at(places, i);
     char *to = (char *)(*rows)->dl.data + i * shape[1] * size;
     if (at < 0)
       memset(to, 0, (size_t)(shape[1] * size));
     else
       memcpy(to, (const char *)shf_data(values) + at * values->strides[0] * size, (size_t)(shape[1] * size));
   }
-  return SHEAF_OK;
+  sheaf_tensor_release(places);
+  return status;
 }
 
 /* Places that a maximum names, as numbers of the whole table again. */
-static void restore_arg(sheaf_tensor *arg, const sheaf_tensor *ids)
+static sheaf_status restore_arg(sheaf_tensor *arg, const sheaf_tensor *host_ids)
 {
-  int64_t count = shf_tensor_elements(arg), *place = arg->dl.data; /* i64, as the compact indices are */
+  sheaf_tensor *host;
+  SHF_TRY(shf_tensor_on_host(arg, &host));                           /* the tensor itself on the CPU */
+  int64_t count = shf_tensor_elements(host), *place = host->dl.data; /* i64, as the compact indices are */
   for (int64_t i = 0; i < count; i++)
-    if (place[i] >= 0) place[i] = shf_index_at(ids, place[i]);
+    if (place[i] >= 0) place[i] = shf_index_at(host_ids, place[i]);
+  sheaf_status status = host == arg ? SHEAF_OK : shf_tensor_copy_bytes(host, arg);
+  sheaf_tensor_release(host);
+  return status;
 }
 
 static sheaf_status send_compact(const sheaf_call *call, const sheaf_frame *frame, const shf_compact *compact,
                                  sheaf_tensor *rows)
 {
   sheaf_tensor *inputs[4] = {rows, compact->indices, shf_input(call, 2), shf_input(call, 3)};
+  const int given[2] = {call->outputs[0] != NULL, call->output_count > 1 && call->outputs[1] != NULL};
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   memcpy(attrs, call->attrs, sizeof attrs);
   attrs[SHEAF_EMBEDDING_PADDING_IDX].i = compact->padding;
@@ -46,9 +90,12 @@ static sheaf_status send_compact(const sheaf_call *call, const sheaf_frame *fram
   sheaf_call small = *call;
   small.inputs = inputs;
   small.attrs = attrs;
-  SHF_TRY(sheaf_redispatch(&small, frame));
-  if (call->op == SHEAF_OP_EMBEDDING_BAG && shf_wants(call, 1)) restore_arg(call->outputs[1], compact->ids);
-  return SHEAF_OK;
+  SHF_TRY(shf_redispatch(&small, frame));
+  if (call->op != SHEAF_OP_EMBEDDING_BAG || !shf_wants(call, 1)) return SHEAF_OK;
+  sheaf_status status = restore_arg(call->outputs[1], compact->host_ids);
+  for (int i = 0; status != SHEAF_OK && i < 2; i++)
+    if (!given[i]) shf_drop(&call->outputs[i]);
+  return status;
 }
 
 /* Shapes and checks of a table without data: those of a dense one. */
@@ -58,7 +105,7 @@ static sheaf_status send_like_dense(const sheaf_call *call, const sheaf_frame *f
   SHF_TRY(shf_tensor_make(call->inputs[0]->dtype, 2, call->inputs[0]->extent, call->inputs[0], &inputs[0]));
   sheaf_call dense = *call;
   dense.inputs = inputs;
-  sheaf_status status = sheaf_redispatch(&dense, frame);
+  sheaf_status status = shf_redispatch(&dense, frame);
   sheaf_tensor_release(inputs[0]);
   return status;
 }
@@ -66,12 +113,11 @@ static sheaf_status send_like_dense(const sheaf_call *call, const sheaf_frame *f
 static sheaf_status lookup(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *table = call->inputs[0], *merged, *rows = NULL;
-  if (!shf_is_sparse(table)) return sheaf_redispatch(call, frame);
+  if (!shf_is_sparse(table)) return shf_redispatch(call, frame);
   if (shf_sparse_is_on(call, SHEAF_KEY_META)) return send_like_dense(call, frame);
-  SHF_TRY(shf_sparse_check_host(call));
   SHF_REQUIRE(!call->outputs[0] || call->op == SHEAF_OP_EMBEDDING || !shf_wants(call, 1) || !call->outputs[1],
               UNSUPPORTED, "arg of bags over a row-sparse table cannot be written into a given tensor");
-  shf_compact compact = {NULL, NULL, 0, -1};
+  shf_compact compact = {.padding = -1};
   shf_compact_rule rule = {.operand = "indices",
                            .rows = table->extent[0],
                            .padding = call->attrs[SHEAF_EMBEDDING_PADDING_IDX].i,
@@ -81,7 +127,7 @@ static sheaf_status lookup(const sheaf_call *call, const sheaf_frame *frame)
               rule.rows - 1);
   SHF_TRY(shf_sparse_coalesced(table, frame, &merged));
   sheaf_status status = shf_compact_rows(call->inputs[1], &rule, &compact);
-  if (status == SHEAF_OK) status = gather_rows(merged, compact.ids, &rows);
+  if (status == SHEAF_OK) status = gather_rows(merged, &compact, frame, &rows);
   if (status == SHEAF_OK) status = send_compact(call, frame, &compact, rows);
   sheaf_tensor_release(rows);
   sheaf_tensor_release(merged);
@@ -106,7 +152,7 @@ static sheaf_status densify(const sheaf_call *call, const sheaf_frame *frame)
   }
   sheaf_call dense = *call;
   dense.inputs = inputs;
-  if (status == SHEAF_OK) status = sheaf_redispatch(&dense, frame);
+  if (status == SHEAF_OK) status = shf_redispatch(&dense, frame);
   for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
   return status;
 }
@@ -145,7 +191,7 @@ static sheaf_status gradient_rows(const sheaf_call *call, const sheaf_frame *fra
   small.outputs = outputs;
   small.attrs = attrs;
   small.wanted = 1;
-  SHF_TRY(sheaf_redispatch(&small, frame));
+  SHF_TRY(shf_redispatch(&small, frame));
   *rows = outputs[0];
   return SHEAF_OK;
 }
@@ -159,7 +205,7 @@ static sheaf_status weights_gradient(const sheaf_call *call, const sheaf_frame *
   sheaf_call dense = *call;
   dense.attrs = attrs;
   dense.wanted = 2;
-  return sheaf_redispatch(&dense, frame);
+  return shf_redispatch(&dense, frame);
 }
 
 static sheaf_status gradient(const sheaf_call *call, const sheaf_frame *frame)
@@ -168,7 +214,9 @@ static sheaf_status gradient(const sheaf_call *call, const sheaf_frame *frame)
   int bag = call->op == SHEAF_OP_EMBEDDING_BAG_BACKWARD;
   int max = bag && call->attrs[SHEAF_EMBEDDING_MODE].i == SHEAF_MODE_MAX, index = max ? 6 : 1;
   if (!kind || !shf_wants(call, 0)) return densify(call, frame);
-  SHF_TRY(shf_sparse_check_host(call));
+  SHF_REQUIRE(!call->batch, UNSUPPORTED,
+              "%s: a row-sparse gradient of %" PRId64 " tables within vmap; each would have rows of its own",
+              shf_op_name(call), call->batch);
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "a row-sparse gradient cannot be written into a given tensor");
   SHF_REQUIRE(shf_input(call, index), INVALID_PROBLEM, "%s: %s is not given", shf_op_name(call),
               max ? "arg" : "indices");

@@ -8,15 +8,6 @@ int shf_sparse_is_on(const sheaf_call *call, int key)
   return 0;
 }
 
-/* Rows are sorted and gathered on the host. */
-sheaf_status shf_sparse_check_host(const sheaf_call *call)
-{
-  SHF_REQUIRE(!shf_sparse_is_on(call, SHEAF_KEY_CUDA), UNSUPPORTED, "%s of row-sparse tensors on a CUDA device",
-              shf_op_name(call));
-  SHF_REQUIRE(!call->batch, UNSUPPORTED, "%s of row-sparse tensors within vmap", shf_op_name(call));
-  return SHEAF_OK;
-}
-
 /* ---- Sums ---- */
 
 /* The sum of rows by place, [count, D]: what the backward of a lookup is. */
@@ -36,7 +27,7 @@ static sheaf_status sum_rows(sheaf_tensor *values, sheaf_tensor *places, int64_t
   call.output_count = 1;
   call.attrs = attrs;
   call.attr_count = SHEAF_EMBEDDING_ATTRS;
-  return sheaf_redispatch(&call, frame);
+  return shf_redispatch(&call, frame);
 }
 
 sheaf_status shf_sparse_coalesced(sheaf_tensor *sparse, const sheaf_frame *frame, sheaf_tensor **out)
@@ -46,7 +37,8 @@ sheaf_status shf_sparse_coalesced(sheaf_tensor *sparse, const sheaf_frame *frame
     return SHEAF_OK;
   }
   shf_compact compact;
-  shf_compact_rule rule = {.operand = "ids", .rows = sparse->extent[0], .padding = -1};
+  shf_compact_rule rule = {
+      .operand = "ids", .rows = sparse->extent[0], .padding = -1, .bad_index = SHEAF_BAD_INDEX_ERROR};
   sheaf_tensor *rows = NULL;
   *out = NULL;
   sheaf_status status = shf_compact_rows(sparse->part[0], &rule, &compact);
@@ -72,7 +64,7 @@ sheaf_status shf_sparse_dense(sheaf_tensor *sparse, const sheaf_frame *frame, sh
 sheaf_status shf_sparse_to_dense(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *dense;
-  if (!shf_is_sparse(call->inputs[0])) return sheaf_redispatch(call, frame);
+  if (!shf_is_sparse(call->inputs[0])) return shf_redispatch(call, frame);
   SHF_TRY(shf_sparse_dense(call->inputs[0], frame, &dense));
   return shf_deliver(call, 0, dense);
 }
@@ -80,7 +72,7 @@ sheaf_status shf_sparse_to_dense(const sheaf_call *call, const sheaf_frame *fram
 sheaf_status shf_sparse_cast(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *t = call->inputs[0], *rows;
-  if (!shf_is_sparse(t)) return sheaf_redispatch(call, frame);
+  if (!shf_is_sparse(t)) return shf_redispatch(call, frame);
   SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "a cast row-sparse tensor cannot be written into a given one");
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, t->part[1], (sheaf_dtype)call->attrs[0].i, frame, &rows));
   sheaf_status status = shf_tensor_sparse(t->part[0], rows, t->extent[0], t->coalesced, &call->outputs[0]);
@@ -103,7 +95,7 @@ static sheaf_status copy_into_output(const sheaf_call *call, sheaf_tensor *t, sh
   copy.outputs = out;
   copy.attrs = &dtype;
   copy.input_count = copy.output_count = copy.attr_count = 1;
-  sheaf_status status = sheaf_dispatch_to(&copy, SHEAF_KEY_CPU);
+  sheaf_status status = sheaf_dispatch_to(&copy, shf_data_key(t));
   if (status != SHEAF_OK) shf_drop(out);
   return status;
 }
@@ -114,6 +106,8 @@ static sheaf_status add_rows(sheaf_tensor *dense, const sheaf_tensor *sparse, do
   const sheaf_tensor *ids = sparse->part[0], *rows = sparse->part[1];
   SHF_REQUIRE(dense->strides[1] == 1 && rows->strides[1] == 1, UNSUPPORTED,
               "add: the last dimension must be contiguous");
+  if (shf_is_on(dense, SHEAF_KEY_META)) return SHEAF_OK;
+  if (shf_is_on(dense, SHEAF_KEY_CUDA)) return shf_map_add_rows(dense, ids, rows, alpha);
   int64_t size = shf_core_dtype_size(dense->dtype);
   sheaf_tensor to = {.rank = 1, .dtype = dense->dtype}, from = {.rank = 1, .dtype = dense->dtype};
   to.extent[0] = from.extent[0] = dense->extent[1];
@@ -124,7 +118,7 @@ static sheaf_status add_rows(sheaf_tensor *dense, const sheaf_tensor *sparse, do
   for (int64_t i = 0; i < ids->extent[0]; i++) {
     to.dl.data = (char *)shf_data(dense) + shf_index_at(ids, i) * dense->strides[0] * size;
     from.dl.data = (char *)shf_data(rows) + i * rows->strides[0] * size;
-    shf_add_scaled(&to, &from, alpha, &to);
+    SHF_TRY(shf_add_scaled(&to, &from, alpha, &to));
   }
   return SHEAF_OK;
 }
@@ -150,38 +144,60 @@ static sheaf_status add_to_dense(const sheaf_call *call, sheaf_tensor *dense, sh
   return SHEAF_OK;
 }
 
+/* Part of a tensor's rows, as a tensor that lives no longer than it and is not released. */
+static sheaf_tensor rows_of(sheaf_tensor *t, int64_t first, int64_t count)
+{
+  sheaf_tensor part = {.form = t->form, .dtype = t->dtype, .keys = t->keys, .rank = t->rank, .bytes = 0};
+  part.dl = t->dl;
+  part.dl.byte_offset += (uint64_t)(first * t->strides[0] * shf_core_dtype_size(t->dtype));
+  memcpy(part.extent, t->extent, sizeof part.extent);
+  memcpy(part.strides, t->strides, sizeof part.strides);
+  part.extent[0] = count;
+  return part;
+}
+
+/* Copies a list's ids and rows to those from place `first` on; rows times alpha. */
+static sheaf_status put_list(const sheaf_tensor *list, int64_t first, double alpha, sheaf_tensor *ids,
+                             sheaf_tensor *rows)
+{
+  int64_t count = list->part[0]->extent[0];
+  if (count == 0 || shf_is_on(ids, SHEAF_KEY_META)) return SHEAF_OK;
+  sheaf_tensor to_ids = rows_of(ids, first, count), to_rows = rows_of(rows, first, count);
+  to_ids.dl.shape = to_ids.extent;
+  to_rows.dl.shape = to_rows.extent;
+  if (shf_is_on(ids, SHEAF_KEY_CUDA)) {
+    SHF_TRY(shf_map_cast(list->part[0], &to_ids));
+    SHF_TRY(shf_map_copy(list->part[1], list->part[1]->strides, &to_rows));
+  } else {
+    size_t bytes = (size_t)(rows->extent[1] * shf_core_dtype_size(rows->dtype));
+    const char *from = shf_data(list->part[1]);
+    for (int64_t i = 0; i < count; i++) {
+      ((int64_t *)ids->dl.data)[first + i] = shf_index_at(list->part[0], i);
+      memcpy((char *)shf_data(&to_rows) + (size_t)i * bytes,
+             from + i * list->part[1]->strides[0] * shf_core_dtype_size(rows->dtype), bytes);
+    }
+  }
+  if (alpha == 1) return SHEAF_OK;
+  sheaf_tensor *zeros;
+  SHF_TRY(shf_tensor_make(rows->dtype, 2, to_rows.extent, rows, &zeros));
+  sheaf_status status = shf_tensor_clear(zeros);
+  if (status == SHEAF_OK) status = shf_add_scaled(zeros, &to_rows, alpha, &to_rows);
+  sheaf_tensor_release(zeros);
+  return status;
+}
+
 /* Both lists, one after the other. */
 static sheaf_status join(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor **out)
 {
-  int64_t first = a->part[0]->extent[0], count = first + b->part[0]->extent[0], dim = a->extent[1];
-  int64_t shape[] = {count, dim};
-  sheaf_tensor *ids = NULL, *rows = NULL, *zeros = NULL;
-  const sheaf_tensor *lists[] = {a, b};
-  sheaf_status status = shf_tensor_make(SHEAF_I64, 1, &count, a->part[0], &ids);
+  int64_t first = a->part[0]->extent[0], shape[] = {first + b->part[0]->extent[0], a->extent[1]};
+  sheaf_tensor *ids = NULL, *rows = NULL;
+  SHF_REQUIRE(a->part[1]->strides[1] == 1 && b->part[1]->strides[1] == 1, UNSUPPORTED,
+              "add: the last dimension must be contiguous");
+  sheaf_status status = shf_tensor_make(SHEAF_I64, 1, shape, a->part[0], &ids);
   if (status == SHEAF_OK) status = shf_tensor_make(a->dtype, 2, shape, a->part[1], &rows);
-  int64_t size = shf_core_dtype_size(a->dtype), at = 0;
-  for (int l = 0; status == SHEAF_OK && l < 2; l++) {
-    const sheaf_tensor *from = lists[l];
-    for (int64_t i = 0; i < from->part[0]->extent[0]; i++, at++) {
-      ((int64_t *)ids->dl.data)[at] = shf_index_at(from->part[0], i);
-      memcpy((char *)rows->dl.data + at * dim * size,
-             (char *)shf_data(from->part[1]) + i * from->part[1]->strides[0] * size, (size_t)(dim * size));
-    }
-  }
-  if (status == SHEAF_OK && alpha != 1 && count > first) { /* the second list is scaled where it lies */
-    int64_t own[] = {count - first, dim};
-    sheaf_tensor scaled = {.rank = 2, .dtype = a->dtype, .extent = {own[0], dim}, .strides = {dim, 1}};
-    scaled.dl.ndim = 2;
-    scaled.dl.shape = scaled.extent;
-    scaled.dl.data = (char *)rows->dl.data + first * dim * size;
-    status = shf_tensor_make(a->dtype, 2, own, rows, &zeros);
-    if (status == SHEAF_OK) {
-      memset(zeros->dl.data, 0, zeros->bytes);
-      shf_add_scaled(zeros, &scaled, alpha, &scaled);
-    }
-  }
+  if (status == SHEAF_OK) status = put_list(a, 0, 1, ids, rows);
+  if (status == SHEAF_OK) status = put_list(b, first, alpha, ids, rows);
   if (status == SHEAF_OK) status = shf_tensor_sparse(ids, rows, a->extent[0], 0, out);
-  sheaf_tensor_release(zeros);
   sheaf_tensor_release(ids);
   sheaf_tensor_release(rows);
   return status;
@@ -191,13 +207,11 @@ sheaf_status shf_sparse_add(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *a = call->inputs[0], *b = call->inputs[1], *dense;
   char left[120], right[120];
-  if (!shf_is_sparse(a) && !shf_is_sparse(b)) return sheaf_redispatch(call, frame);
-  SHF_TRY(shf_sparse_check_host(call));
+  if (!shf_is_sparse(a) && !shf_is_sparse(b)) return shf_redispatch(call, frame);
   SHF_REQUIRE(a->dtype == b->dtype && a->rank == b->rank && a->extent[0] == b->extent[0] &&
                   a->extent[1] == b->extent[1],
               INVALID_PROBLEM, "add: %s %s and %s %s are not of one type and shape", sheaf_dtype_name(a->dtype),
               shf_shape_text(a, left, sizeof left), sheaf_dtype_name(b->dtype), shf_shape_text(b, right, sizeof right));
-  SHF_REQUIRE(!shf_sparse_is_on(call, SHEAF_KEY_META), UNSUPPORTED, "add of row-sparse tensors without data");
   if (shf_is_sparse(a) && shf_is_sparse(b)) {
     SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "a sum of row-sparse tensors cannot be written into a given one");
     return join(a, b, call->attrs[0].f, &call->outputs[0]);
@@ -207,7 +221,7 @@ sheaf_status shf_sparse_add(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_call changed = *call;
   sheaf_tensor *inputs[] = {dense, b};
   changed.inputs = inputs;
-  sheaf_status status = sheaf_redispatch(&changed, frame);
+  sheaf_status status = shf_redispatch(&changed, frame);
   sheaf_tensor_release(dense);
   return status;
 }

@@ -97,7 +97,7 @@ static sheaf_status tracer(const sheaf_call *call, const sheaf_frame *frame)
   for (int i = 0; i < call->output_count; i++)
     if (call->outputs[i]) given |= SHF_BIT(i);
   shf_thread.exclude = sheaf_keyset_insert(exclude, SHEAF_KEY_TRACER); /* calls that kernels make are part of this */
-  sheaf_status status = sheaf_redispatch(call, frame);
+  sheaf_status status = shf_redispatch(call, frame);
   shf_thread.exclude = exclude;
   if (!t || status != SHEAF_OK) return status;
   status = record(t, call);

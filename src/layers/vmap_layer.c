@@ -18,7 +18,7 @@ typedef struct levels {
 static int is_batched(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_BATCHED; }
 
 /* Adds a level, keeping them in order. */
-static sheaf_status add_level(levels *all, int level, int64_t extent, const sheaf_call *call)
+static __attribute__((noinline)) sheaf_status add_level(levels *all, int level, int64_t extent, const sheaf_call *call)
 {
   int at = 0;
   while (at < all->count && all->level[at] < level) at++;
@@ -36,16 +36,25 @@ static sheaf_status add_level(levels *all, int level, int64_t extent, const shea
   return SHEAF_OK;
 }
 
-static sheaf_status find_levels(const sheaf_call *call, levels *all)
+static inline sheaf_status find_levels(const sheaf_call *call, levels *all)
 {
-  *all = (levels){.problems = 1};
+  all->count = 0;
   SHF_REQUIRE(call->input_count <= MOST_INPUTS && call->output_count <= MOST_OUTPUTS, UNSUPPORTED,
               "%s has %d inputs; vmap takes %d", shf_op_name(call), call->input_count, MOST_INPUTS);
   for (int i = 0; i < call->input_count; i++) {
     const sheaf_tensor *t = call->inputs[i];
-    for (int l = 0; is_batched(t) && l < t->levels; l++)
-      SHF_TRY(add_level(all, t->level[l], t->part[0]->extent[l], call));
+    if (!is_batched(t)) continue;
+    if (all->count == 0) { /* the first one's levels are in order */
+      all->count = t->levels;
+      for (int l = 0; l < t->levels; l++) {
+        all->level[l] = t->level[l];
+        all->extent[l] = t->part[0]->extent[l];
+      }
+      continue;
+    }
+    for (int l = 0; l < t->levels; l++) SHF_TRY(add_level(all, t->level[l], t->part[0]->extent[l], call));
   }
+  all->problems = 1;
   for (int i = 0; all->count > 0 && i < call->output_count; i++)
     SHF_REQUIRE(!call->outputs[i], UNSUPPORTED,
                 "%s: a batched result is made; it cannot be written into a given tensor", shf_op_name(call));
@@ -54,6 +63,24 @@ static sheaf_status find_levels(const sheaf_call *call, levels *all)
 }
 
 /* ---- Inputs ---- */
+
+/* Dimension 0 of *slot becomes dimension `to`; NULL when that fails. */
+static sheaf_status move_first(sheaf_tensor **slot, int to, const sheaf_frame *frame)
+{
+  sheaf_attr move[] = {{.i = 0}, {.i = to}};
+  sheaf_tensor *moved = NULL;
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = SHEAF_OP_MOVEDIM;
+  call.inputs = slot;
+  call.attrs = move;
+  call.outputs = &moved;
+  call.input_count = call.output_count = 1;
+  call.attr_count = 2;
+  sheaf_status status = shf_redispatch(&call, frame);
+  sheaf_tensor_release(*slot);
+  *slot = moved;
+  return status;
+}
 
 /* Brings the missing levels in, from the innermost out: [.., lower levels, rest] gets a dimension at its place. */
 static sheaf_status insert_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame,
@@ -70,18 +97,7 @@ static sheaf_status insert_levels(const sheaf_tensor *t, const levels *all, cons
     sheaf_tensor_release(now);
     now = next;
     if (status != SHEAF_OK || l == 0) continue;
-    sheaf_attr move[] = {{.i = 0}, {.i = l}};
-    sheaf_call call = SHEAF_CALL_INIT;
-    call.op = SHEAF_OP_MOVEDIM;
-    call.inputs = &now;
-    call.attrs = move;
-    call.input_count = call.output_count = 1;
-    call.attr_count = 2;
-    next = NULL;
-    call.outputs = &next;
-    status = sheaf_redispatch(&call, frame);
-    sheaf_tensor_release(now);
-    now = next;
+    status = move_first(&now, l, frame);
   }
   *out = now;
   return status;
@@ -131,38 +147,100 @@ static sheaf_status wrap(sheaf_tensor *result, const levels *all, int merged, co
   return status == SHEAF_OK ? shf_tensor_batched(split, all->count, all->level, out) : status;
 }
 
-static sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, const levels *all, int merged,
-                             const sheaf_frame *frame)
+static inline sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, const levels *all, int merged,
+                                    const sheaf_frame *frame)
 {
-  sheaf_tensor *wrapped[MOST_OUTPUTS] = {NULL, NULL};
   sheaf_status status = SHEAF_OK;
-  int count = call->output_count < MOST_OUTPUTS ? call->output_count : MOST_OUTPUTS;
-  for (int i = 0; i < count; i++) {
-    if (status == SHEAF_OK && results[i])
-      status = wrap(results[i], all, merged, frame, &wrapped[i]);
+  /* each result is replaced by what it is wrapped in, or gone */
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
+    sheaf_tensor *result = results[i];
+    results[i] = NULL;
+    if (result && status == SHEAF_OK)
+      status = wrap(result, all, merged, frame, &results[i]);
+    else
+      sheaf_tensor_release(result);
+  }
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
+    if (status == SHEAF_OK)
+      call->outputs[i] = results[i];
     else
       sheaf_tensor_release(results[i]);
-  }
-  for (int i = 0; i < count; i++) {
-    if (status == SHEAF_OK)
-      call->outputs[i] = wrapped[i];
-    else
-      sheaf_tensor_release(wrapped[i]);
   }
   return status;
 }
 
 /* ---- The ops ---- */
 
+/* What an input of one problem looks like, without data. */
+static sheaf_status shape_of(sheaf_tensor *t, sheaf_tensor **out)
+{
+  const sheaf_tensor *whole = is_batched(t) ? t->part[0] : t;
+  int hidden = is_batched(t) ? t->levels : 0;
+  *out = NULL;
+  if (whole->form == SHEAF_FORM_SPARSE || whole->form == SHEAF_FORM_NESTED) {
+    sheaf_tensor *part[2] = {NULL, NULL};
+    sheaf_status status = shape_of(whole->part[0], &part[0]);
+    if (status == SHEAF_OK) status = shape_of(whole->part[1], &part[1]);
+    if (status == SHEAF_OK)
+      status = whole->form == SHEAF_FORM_NESTED
+                   ? shf_tensor_nested(part[0], part[1], out)
+                   : shf_tensor_sparse(part[0], part[1], whole->extent[0], whole->coalesced, out);
+    sheaf_tensor_release(part[0]);
+    sheaf_tensor_release(part[1]);
+    return status;
+  }
+  DLTensor dl = whole->dl;
+  dl.ndim -= hidden;
+  dl.shape += hidden;
+  dl.strides = NULL;
+  if (whole->form != SHEAF_FORM_QUANTIZED) return sheaf_tensor_meta(&dl, out);
+  sheaf_tensor *packed;
+  SHF_TRY(sheaf_tensor_meta(&dl, &packed));
+  sheaf_status status = sheaf_tensor_quantized(packed, whole->dtype, whole->extent[whole->rank - 1], out);
+  sheaf_tensor_release(packed);
+  return status;
+}
+
+/* No problems at all, which a plan cannot run: the results of one tell the shapes. */
+static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *frame, const levels *all)
+{
+  sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
+  sheaf_status status = SHEAF_OK;
+  for (int i = 0; i < call->input_count && status == SHEAF_OK; i++)
+    if (call->inputs[i]) status = shape_of(call->inputs[i], &inputs[i]);
+  sheaf_call one = *call;
+  one.inputs = inputs;
+  one.outputs = results;
+  if (status == SHEAF_OK) status = shf_redispatch(&one, frame);
+  for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
+    sheaf_tensor *shape = results[i];
+    int64_t extent[2 * SHEAF_TENSOR_MAX_RANK];
+    results[i] = NULL;
+    if (!shape) continue;
+    for (int l = 0; l < all->count; l++) extent[l] = all->extent[l];
+    for (int d = 0; d < shape->rank; d++) extent[all->count + d] = shape->extent[d];
+    if (status == SHEAF_OK && shape->form != SHEAF_FORM_META)
+      status = shf_core_fail(SHEAF_UNSUPPORTED, "%s: a result of form %d over no problems", shf_op_name(call),
+                             (int)shape->form);
+    if (status == SHEAF_OK)
+      status = shf_tensor_make(shape->dtype, all->count + shape->rank, extent, call->inputs[0], &results[i]);
+    sheaf_tensor_release(shape);
+  }
+  if (status == SHEAF_OK) return hand_out(call, results, all, 0, frame);
+  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) sheaf_tensor_release(results[i]);
+  return status;
+}
+
 /* Ops that are plans: one run, whose batch are all problems. */
 static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
 {
   levels all;
-  sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
+  sheaf_tensor *inputs[MOST_INPUTS], *results[MOST_OUTPUTS] = {NULL, NULL}; /* inputs as far as there are */
   SHF_REQUIRE(!call->batch, INVALID_PROBLEM, "%s: batched tensors in a call that is a batch itself", shf_op_name(call));
   SHF_TRY(find_levels(call, &all));
-  if (all.count == 0) return sheaf_redispatch(call, frame); /* the key without such a tensor */
-  SHF_REQUIRE(all.problems > 0, UNSUPPORTED, "%s: vmap over an extent of 0", shf_op_name(call));
+  if (all.count == 0) return shf_redispatch(call, frame); /* the key without such a tensor */
+  if (all.problems == 0) return over_nothing(call, frame, &all);
   sheaf_call batch = *call;
   batch.batch = all.problems;
   sheaf_status status = SHEAF_OK;
@@ -178,10 +256,27 @@ static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
   }
   batch.inputs = inputs;
   batch.outputs = results;
-  if (status == SHEAF_OK) status = sheaf_redispatch(&batch, frame);
+  if (status == SHEAF_OK) status = shf_redispatch(&batch, frame);
   for (int i = 0; own >> i; i++)
     if (own >> i & 1) sheaf_tensor_release(inputs[i]);
   return status == SHEAF_OK ? hand_out(call, results, &all, 1, frame) : status;
+}
+
+/* The attributes of such an op where the hidden dimensions are shown: places and shapes count them. */
+static sheaf_status attrs_beneath(const sheaf_call *call, const levels *all, sheaf_attr *attrs)
+{
+  for (int i = 0; i < call->attr_count; i++) attrs[i] = call->attrs[i];
+  if (call->op == SHEAF_OP_MOVEDIM)
+    for (int i = 0; i < 2; i++) attrs[i].i = call->attrs[i].i < 0 ? -1 : call->attrs[i].i + all->count;
+  if (call->op != SHEAF_OP_RESHAPE) return SHEAF_OK;
+  int64_t rank = call->attrs[0].i;
+  SHF_REQUIRE(rank >= 0 && rank + all->count <= SHEAF_TENSOR_MAX_RANK, INVALID_PROBLEM,
+              "reshape to %" PRId64 " dimensions within %d of vmap; %d are the most", rank, all->count,
+              SHEAF_TENSOR_MAX_RANK);
+  attrs[0].i = rank + all->count;
+  for (int i = 0; i < all->count; i++) attrs[1 + i].i = all->extent[i];
+  for (int i = 0; i < rank; i++) attrs[1 + all->count + i] = call->attrs[1 + i];
+  return SHEAF_OK;
 }
 
 /* Ops on each element or row: the hidden dimensions are like others. */
@@ -190,22 +285,22 @@ static sheaf_status as_one(const sheaf_call *call, const sheaf_frame *frame)
   levels all;
   sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
   SHF_TRY(find_levels(call, &all));
-  if (all.count == 0) return sheaf_redispatch(call, frame);
+  if (all.count == 0) return shf_redispatch(call, frame);
   sheaf_status status = SHEAF_OK;
   for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
     sheaf_tensor *t = call->inputs[i], unbatched = {.levels = 0};
     unbatched.part[0] = t;
     if (t) status = with_all_levels(is_batched(t) ? t : &unbatched, &all, frame, &inputs[i]);
   }
-  sheaf_attr attrs[2];
+  sheaf_attr attrs[1 + SHEAF_TENSOR_MAX_RANK] = {{.i = 0}};
   sheaf_call one = *call;
   one.inputs = inputs;
   one.outputs = results;
-  if (call->op == SHEAF_OP_MOVEDIM) {
-    for (int i = 0; i < 2; i++) attrs[i].i = call->attrs[i].i < 0 ? -1 : call->attrs[i].i + all.count;
-    one.attrs = attrs;
-  }
-  if (status == SHEAF_OK) status = sheaf_redispatch(&one, frame);
+  one.attrs = attrs;
+  if (status == SHEAF_OK) status = attrs_beneath(call, &all, attrs);
+  if (status == SHEAF_OK) status = shf_redispatch(&one, frame);
+  if (status == SHEAF_OK && call->op == SHEAF_OP_EXPAND)
+    status = move_first(&results[0], all.count, frame); /* what it put in front belongs behind the hidden ones */
   for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
   return status == SHEAF_OK ? hand_out(call, results, &all, 0, frame) : status;
 }
@@ -243,5 +338,7 @@ const shf_layer shf_layer_vmap = {.any = refuse,
                                              [SHEAF_OP_CAST] = as_one,
                                              [SHEAF_OP_ADD] = as_one,
                                              [SHEAF_OP_MOVEDIM] = as_one,
+                                             [SHEAF_OP_RESHAPE] = as_one,
+                                             [SHEAF_OP_EXPAND] = as_one,
                                              [SHEAF_OP_BATCH] = shf_plain_batch,
                                              [SHEAF_OP_UNBATCH] = unbatch}};

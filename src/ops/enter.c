@@ -1,27 +1,35 @@
 /* enter.c: the way from a public op into the dispatcher. */
+#include <stdio.h>
+
 #include "ops/ops_impl.h"
 
-static const unsigned data_keys = 7; /* Cpu, Cuda, Meta */
-
-static sheaf_status mixed(const sheaf_call *call)
+static const char *place_name(const sheaf_tensor *t, char *text, size_t room)
 {
-  int first = -1;
+  if (!shf_is_on(t, SHEAF_KEY_CUDA)) return sheaf_dispatch_key_name((int)shf_data_key(t));
+  snprintf(text, room, "%s device %d", sheaf_dispatch_key_name(SHEAF_KEY_CUDA), shf_device_of(t).device_id);
+  return text;
+}
+
+/* Says which inputs lie in different places, if there are two. */
+static sheaf_status check_places(const sheaf_call *call)
+{
+  const sheaf_tensor *first = NULL;
+  const char *op = sheaf_op_describe(call->op)->name;
+  int first_at = 0;
   for (int i = 0; i < call->input_count; i++) {
-    if (!call->inputs[i]) continue;
-    unsigned here = call->inputs[i]->keys.bits & data_keys;
-    if (first < 0) {
-      first = i;
-      continue;
-    }
-    unsigned there = call->inputs[first]->keys.bits & data_keys;
-    SHF_REQUIRE(here == there, INVALID_PROBLEM, "%s: %s lies on %s, but %s on %s; all must lie on one",
-                sheaf_op_describe(call->op)->name, shf_dispatch_input_name(call->op, first),
-                sheaf_dispatch_key_name(sheaf_keyset_highest(sheaf_keyset_from(there))),
-                shf_dispatch_input_name(call->op, i),
-                sheaf_dispatch_key_name(sheaf_keyset_highest(sheaf_keyset_from(here))));
+    const sheaf_tensor *t = call->inputs[i];
+    if (!t) continue;
+    unsigned bits = t->keys.bits & SHF_DATA_KEYS;
+    SHF_REQUIRE((bits & (bits - 1)) == 0, INVALID_PROBLEM, "%s: parts of one tensor lie on different devices", op);
+    char here[40], there[40];
+    SHF_REQUIRE(!first || shf_same_place(first, t), INVALID_PROBLEM,
+                "%s: %s lies on %s, but %s on %s; all must lie on one", op, shf_dispatch_input_name(call->op, first_at),
+                place_name(first, there, sizeof there), shf_dispatch_input_name(call->op, i),
+                place_name(t, here, sizeof here));
+    if (!first) first_at = i;
+    if (!first) first = t;
   }
-  return shf_core_fail(SHEAF_INVALID_PROBLEM, "%s: parts of one tensor lie on different devices",
-                       sheaf_op_describe(call->op)->name);
+  return SHEAF_OK;
 }
 
 sheaf_status shf_ops_enter(const sheaf_call *call)
@@ -29,8 +37,8 @@ sheaf_status shf_ops_enter(const sheaf_call *call)
   unsigned bits = 0;
   for (int i = 0; i < call->input_count; i++)
     if (call->inputs[i]) bits |= call->inputs[i]->keys.bits;
-  bits &= data_keys;
-  if (__builtin_expect((bits & (bits - 1)) != 0, 0)) return mixed(call);
+  bits &= SHF_DATA_KEYS;
+  if (__builtin_expect(bits & (bits - 1) || bits == SHF_BIT(SHEAF_KEY_CUDA), 0)) SHF_TRY(check_places(call));
   return sheaf_dispatch(call);
 }
 

@@ -57,7 +57,8 @@ static void scan_share(void *context, int thread)
 sheaf_index_report shf_plan_scan_indices(const shf_index_scan *scan)
 {
   shf_index_scan used = *scan;
-  scan_task task = {.scan = &used};
+  scan_task task; /* what is found is set by the shares: clearing it all would take longer than a small scan */
+  task.scan = &used;
   int64_t all = scan->batch * scan->rows * scan->columns;
   sheaf_index_report total = {0, -1, 0};
   if (all == 0) return total;

@@ -2,7 +2,7 @@
 # Everything that needs a CUDA device: builds, proves the bits, replays the reference vectors, feeds bad input, runs the
 # sanitizers, measures. On a machine with a device and nvcc:
 #
-#   tests/gpu/run.sh [step ...]      steps: build bits large faults verify sanitize bench; default: all but large
+#   tests/gpu/run.sh [step ...]      steps: build bits ops large faults verify sanitize bench; default: all but large
 #
 # BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`. Ends with a line for each
 # step; the exit code is the number of steps that failed.
@@ -13,7 +13,7 @@ BUILD=${BUILD:-build-gpu}
 JOBS=${JOBS:-$(nproc)}
 CMAKE_ARGS=${CMAKE_ARGS:-}
 BENCH=${BENCH:-}
-steps=${*:-build bits faults verify sanitize bench}
+steps=${*:-build bits ops faults verify sanitize bench}
 logs=$BUILD/gpu-logs
 export SHEAF_PLUGIN_PATH=$PWD/$BUILD OMP_WAIT_POLICY=passive
 
@@ -50,6 +50,8 @@ bits() {
   done | together && grep -h "PASSED" "$logs"/bits.*.log
 }
 
+ops() { "$BUILD/tests/gpu/gpu_ops"; }
+
 faults() { "$BUILD/tests/gpu/gpu_faults"; }
 
 large() { "$BUILD/tests/gpu/gpu_large"; }
@@ -63,6 +65,7 @@ sanitize() {
     for type in $types; do
       echo "memcheck.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i64 $tool --tool memcheck $BUILD/tests/gpu/gpu_bits"
     done
+    echo "memcheck.ops $tool --tool memcheck $BUILD/tests/gpu/gpu_ops"
     for check in racecheck synccheck initcheck; do
       for type in f32 f16; do
         echo "$check.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i32 $tool --tool $check $BUILD/tests/gpu/gpu_bits"

@@ -166,6 +166,10 @@ cudaError_t grouping_layout(const GroupingSpec &spec, GroupingLayout *at);
 void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory);
 Sorted grouping_in(const GroupingSpec &spec, const GroupingLayout &at, const void *memory);
 
+// ---- Element by element (elementwise.cu) ----
+
+sheaf_status map_elements(Launcher &l, const shf_device_map &m);
+
 // ---- Runs (run_embedding.cu, run_segment.cu) ----
 
 sheaf_status embedding_sizes(const shf_device_problem &p, shf_device_sizes *sizes);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <atomic>
+#include <mutex>
 
 #include "cuda_impl.h"
 
@@ -204,16 +205,24 @@ static sheaf_status group(const shf_device_call *call, void *grouping)
 
 // ---- Memory, streams, events, graphs ----
 
+static sheaf_status pool_trim(int device);
+
 static sheaf_status allocate(int device, size_t bytes, void **memory)
 {
   if (bytes == 0) return SHEAF_OK;
   ON_DEVICE(device);
-  return check(cudaMalloc(memory, bytes), "allocating device memory");
+  cudaError_t error = cudaMalloc(memory, bytes);
+  if (error == cudaErrorMemoryAllocation) { // perhaps the pool has it
+    cudaGetLastError();
+    if (cudaDeviceSynchronize() == cudaSuccess && pool_trim(device) == SHEAF_OK) error = cudaMalloc(memory, bytes);
+  }
+  return check(error, "allocating device memory");
 }
 
 static sheaf_status release(int device, void *memory)
 {
   ON_DEVICE(device);
+  TRY_CUDA(cudaDeviceSynchronize(), "waiting for the device"); // memory of a pool is freed without
   return check(cudaFree(memory), "freeing device memory");
 }
 
@@ -302,6 +311,72 @@ static sheaf_status graph_free(int device, void *graph)
   return check(cudaGraphExecDestroy((cudaGraphExec_t)graph), "freeing a graph");
 }
 
+// ---- What ops on tensors need besides plans ----
+
+static sheaf_status map(const shf_device_map *m)
+{
+  ON_DEVICE(m->device);
+  Launcher l = {(cudaStream_t)m->stream, Device(), false, cudaSuccess};
+  sheaf_status status = device_of(m->device, &l.device);
+  if (status == SHEAF_OK) status = map_elements(l, *m);
+  return status == SHEAF_OK ? check(l.error, "launching kernels") : status;
+}
+
+// A device's pool, which keeps what is given back to it; NULL where the driver has no pools.
+static sheaf_status pool_of(int device, cudaMemPool_t *pool)
+{
+  static std::mutex lock;
+  static cudaMemPool_t pools[MOST_DEVICES];
+  static bool known[MOST_DEVICES];
+  if (device < 0 || device >= MOST_DEVICES) return fail(SHEAF_UNAVAILABLE, "there is no CUDA device %d", device);
+  std::lock_guard<std::mutex> held(lock);
+  if (!known[device]) {
+    int has_pools = 0;
+    TRY_CUDA(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device), "asking a device");
+    if (has_pools) {
+      cudaMemPoolProps props = {};
+      props.allocType = cudaMemAllocationTypePinned;
+      props.location.type = cudaMemLocationTypeDevice;
+      props.location.id = device;
+      uint64_t all = UINT64_MAX;
+      cudaMemPool_t made;
+      TRY_CUDA(cudaMemPoolCreate(&made, &props), "making a pool of memory");
+      TRY_CUDA(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &all), "making a pool of memory");
+      pools[device] = made;
+    }
+    known[device] = true;
+  }
+  *pool = pools[device];
+  return SHEAF_OK;
+}
+
+static sheaf_status pool_trim(int device)
+{
+  cudaMemPool_t pool;
+  ON_DEVICE(device);
+  sheaf_status status = pool_of(device, &pool);
+  return status == SHEAF_OK && pool ? check(cudaMemPoolTrimTo(pool, 0), "trimming a pool of memory") : status;
+}
+
+static sheaf_status pool_allocate(int device, size_t bytes, void *stream, void **memory)
+{
+  cudaMemPool_t pool;
+  ON_DEVICE(device);
+  sheaf_status status = pool_of(device, &pool);
+  if (status != SHEAF_OK) return status;
+  if (!pool) return check(cudaMalloc(memory, bytes), "allocating device memory");
+  return check(cudaMallocFromPoolAsync(memory, bytes, pool, (cudaStream_t)stream), "allocating device memory");
+}
+
+static sheaf_status pool_release(int device, void *memory, void *stream)
+{
+  cudaMemPool_t pool;
+  ON_DEVICE(device);
+  sheaf_status status = pool_of(device, &pool);
+  if (status != SHEAF_OK) return status;
+  return check(pool ? cudaFreeAsync(memory, (cudaStream_t)stream) : cudaFree(memory), "freeing device memory");
+}
+
 // ---- Rows ----
 
 // All ops over all element types, as the CPU has them; quantised rows only where they are read forward.
@@ -366,6 +441,10 @@ static shf_device_api api = {
     graph_end,
     graph_launch,
     graph_free,
+    map,
+    pool_allocate,
+    pool_release,
+    pool_trim,
 };
 
 } // namespace shf
