@@ -15,6 +15,7 @@
 #ifndef SHEAF_SHARD_H
 #define SHEAF_SHARD_H
 
+#include "device.h"
 #include "plan.h"
 
 #ifdef __cplusplus
@@ -33,7 +34,17 @@ typedef struct sheaf_comm sheaf_comm;
  *   "mpi"   processes under mpirun; handle is a pointer to an MPI_Comm, NULL means MPI_COMM_WORLD. MPI is started when
  *           it was not, and then also ended when the process exits. Needs the plug-in libsheaf_mpi.so beside the library
  *           or in a folder of SHEAF_PLUGIN_PATH (separated by colons)
+ *   "nccl"  CUDA devices; handle is a pointer to a sheaf_nccl_handle, NULL means one rank on device 0. Needs the plug-in
+ *           libsheaf_cuda.so and, opened when it is first asked for, libnccl.so.2 (SHEAF_NCCL names another file)
+ * Every engine moves tensors of CPU and device memory alike; those that it cannot reach are copied on the way.
  * UNAVAILABLE, with the file that was looked for, when the engine is not there. `*comm` is NULL on failure. */
+typedef struct sheaf_nccl_handle {
+  size_t struct_size;
+  int device;            /* this rank's CUDA device; each has one of its own */
+  sheaf_comm *bootstrap; /* a communicator of the same ranks, such as "mpi", used once to find each other; NULL: one rank */
+  void *comm;            /* an ncclComm_t to work in, borrowed: bootstrap is not read then */
+} sheaf_nccl_handle;
+#define SHEAF_NCCL_HANDLE_INIT SHEAF_INIT(sheaf_nccl_handle)
 SHEAF_API sheaf_status sheaf_comm_open(const char *engine, const void *handle, sheaf_comm **comm);
 SHEAF_API void sheaf_comm_close(sheaf_comm *comm);
 SHEAF_API int64_t sheaf_comm_rank(const sheaf_comm *comm);
@@ -223,6 +234,7 @@ typedef struct sheaf_dtensor_desc {
   int rank;
   int64_t shape[SHEAF_SHARD_MAX_RANK]; /* of the whole; with Bags the number of all entries */
   sheaf_placement placements[SHEAF_MESH_MAX_DIMS];
+  DLDevice device; /* this rank's CUDA device; {0, 0} is the CPU. Wrapped tensors have their local part's */
 } sheaf_dtensor_desc;
 #define SHEAF_DTENSOR_DESC_INIT SHEAF_INIT(sheaf_dtensor_desc)
 

@@ -9,7 +9,9 @@ typedef struct shf_embedding_call {
   const sheaf_embedding_desc *desc;
   const sheaf_shard_embedding_args *args;
   sheaf_dtype acc;
+  int quantised;                   /* packed rows: problem.dtype is INT8 or INT4 */
   int64_t row_lo, row_hi, columns; /* the part of the table, or of its gradient, that is this rank's */
+  int64_t row_bytes;               /* of the table, here */
   shf_bags bags;
 } shf_embedding_call;
 
@@ -24,6 +26,10 @@ typedef struct shf_local_rows {
   int renumbered; /* skipped entries are -1 already, and bad ones were reported */
 } shf_local_rows;
 
+/* The table's own rows, as they lie here. */
+shf_local_rows shf_embedding_rows(const shf_embedding_call *e, const sheaf_dtensor *table);
+sheaf_operand shf_embedding_table(const shf_embedding_call *e, const shf_local_rows *rows, shf_local *local);
+
 /* Description and operands of the local op. The tensors behind the operands live in `parts`. */
 typedef struct shf_local_embedding_parts {
   shf_local table, indices, offsets, weights, grad_out, out, arg, table_grad;
@@ -32,9 +38,13 @@ typedef struct shf_local_embedding_parts {
 void shf_embedding_local_op(const shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows,
                             sheaf_embedding_desc *desc, sheaf_embedding_args *args, shf_local_embedding_parts *parts);
 
-/* Entries of the rank grouped by the rows they name (shf_dispatch), indices to be given by `index`. */
+/* Entries of the rank grouped by the rows they name. `indices` are as the CPU sees them. */
 void shf_embedding_dispatch(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
                             shf_dispatch *d);
+
+/* Rows of the table by their numbers in the whole one, bits copied: `ids` are the CPU's, `rows` lie as the table. */
+sheaf_status shf_embedding_fetch(shf_embedding_call *e, const sheaf_dtensor *table, const int64_t *ids, int64_t count,
+                                 void *rows);
 
 /* The rows this rank's entries name, one after the other, under new numbers, as elements of type `wanted`. `at`: how the
  * table lies. Collective when rows are dispatched. */

@@ -14,7 +14,7 @@ typedef struct load {
   double entries; /* indices */
   double owned;   /* of those, the ones whose rows the rank has */
   double columns; /* local width of a row */
-  double out, in0, cell, index_cell;
+  double out, in0, cell, index_cell, out_cell;
 } load;
 
 static int is_backward(const sheaf_shard_problem *p)
@@ -45,6 +45,7 @@ static load load_of(const sheaf_shard_problem *p, const shf_shard_shapes *shapes
   const sheaf_mesh *mesh = p->mesh;
   int backward = is_backward(p);
   load l = {.cell = (double)shapes->in[0].cell, .index_cell = (double)shapes->in[1].cell};
+  l.out_cell = (double)shapes->out.cell;
   l.in0 = shf_shard_largest(mesh, shapes->in[0].rank, shapes->in[0].shape, s->in[0]);
   l.out = shf_shard_largest(mesh, shapes->out.rank, shapes->out.shape, s->out);
   l.entries = shf_shard_largest(mesh, shapes->in[1].rank, shapes->in[1].shape, s->in[1]);
@@ -60,7 +61,7 @@ static load load_of(const sheaf_shard_problem *p, const shf_shard_shapes *shapes
 /* Bytes through memory: rows read (and the table's gradient written, all of it), indices, output. */
 static double local_bytes(const load *l)
 {
-  return l->owned * l->columns * l->cell + l->entries * l->index_cell + l->out * l->cell;
+  return l->owned * l->columns * l->cell + l->entries * l->index_cell + l->out * l->out_cell;
 }
 
 static void add_move(const sheaf_shard_problem *p, const shf_operand_shape *shape, const sheaf_placement *from,
@@ -86,7 +87,7 @@ void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *sh
   sheaf_mesh_profile full = shf_shard_profile(profile);
   load l = load_of(p, shapes, s);
   s->microseconds = local_bytes(&l) / (full.memory_gbs * 1e3);
-  s->bytes_memory = l.in0 * l.cell + l.entries * l.index_cell + l.out * l.cell;
+  s->bytes_memory = l.in0 * l.cell + l.entries * l.index_cell + l.out * l.out_cell;
   for (int j = 0; j < s->inputs; j++) {
     double before = s->bytes_moved;
     add_move(p, &shapes->in[j], p->in[j], s->in[j], profile, s);
