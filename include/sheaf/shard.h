@@ -265,6 +265,8 @@ typedef struct sheaf_shard_call {
   const sheaf_placement *out;     /* where the output shall lie, one per mesh dimension; NULL: as the strategy gives it */
   const sheaf_mesh_profile *profile;   /* for choosing */
   sheaf_strategy *chosen;         /* optional: what was used */
+  uint8_t exact;                  /* 1: dispatched sums and means of bags have the bits of one rank: rows travel even */
+                                  /* where ranks' sums would be less */
 } sheaf_shard_call;
 #define SHEAF_SHARD_CALL_INIT SHEAF_INIT(sheaf_shard_call)
 

@@ -194,17 +194,19 @@ static sheaf_status swap_ids(const shf_dispatch *d)
   return SHEAF_OK;
 }
 
-void shf_dispatch_plan(shf_flow *flow, shf_pool *pool, const shf_dispatch_task *task, shf_dispatch *d)
+sheaf_status shf_dispatch_group(shf_pool *pool, const sheaf_mesh *mesh, const shf_dispatch_task *task, shf_dispatch *d)
 {
-  *d = (shf_dispatch){.mesh = flow->mesh};
-  FLOW(flow, prepare(pool, task, d));
-  if (!task->dims) {
-    if (flow->status != SHEAF_OK) return;
-    d->asked = d->ids;
-    memcpy(d->asked_at, d->ask_at, 2 * sizeof *d->asked_at);
-    return;
-  }
-  if (!shf_flow_agree(flow)) return;
+  *d = (shf_dispatch){.mesh = mesh};
+  SHF_TRY(prepare(pool, task, d));
+  if (task->dims) return SHEAF_OK;
+  d->asked = d->ids;
+  memcpy(d->asked_at, d->ask_at, 2 * sizeof *d->asked_at);
+  return SHEAF_OK;
+}
+
+void shf_dispatch_ask(shf_flow *flow, shf_pool *pool, shf_dispatch *d)
+{
+  if (flow->pending && !shf_flow_agree(flow)) return;
   SURELY(flow, swap_counts(d));
   FLOW(flow, get_asked(pool, d));
   if (!shf_flow_agree(flow)) return;

@@ -32,8 +32,12 @@ typedef struct shf_dispatch_task {
   int64_t skipped; /* an index that is left out (padding); -1: none */
 } shf_dispatch_task;
 
-/* Works out who asks whom for what. Collective when dims is not 0. Memory comes from the pool, of the CPU. */
-void shf_dispatch_plan(shf_flow *flow, shf_pool *pool, const shf_dispatch_task *task, shf_dispatch *d);
+/* Finds the distinct indices and who has their rows. Memory comes from the pool, of the CPU. With no dims that is all:
+ * this rank asks itself. */
+sheaf_status shf_dispatch_group(shf_pool *pool, const sheaf_mesh *mesh, const shf_dispatch_task *task, shf_dispatch *d);
+
+/* With dims: everybody learns what it is asked for. Collective. */
+void shf_dispatch_ask(shf_flow *flow, shf_pool *pool, shf_dispatch *d);
 
 /* Brings the distinct rows (of `cell` bytes each) here: `rows` is what this rank answers with, one row per `asked`;
  * `compact` gets one row per id. Buffers are the caller's, on `device`, and all ranks must have agreed. */

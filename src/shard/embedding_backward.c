@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/cpu.h"
-#include "shard/embedding_call.h"
+#include "shard/dispatch_bags.h"
 
 /* NOLINTBEGIN(clang-analyzer-core.*): the analyzer does not see that a flow which failed stays failed. */
 
@@ -13,10 +13,12 @@
 typedef struct gradient {
   shf_embedding_call *e;
   sheaf_dtype dtype;    /* that the local op computes in */
-  const void *grad_out; /* of that type */
+  sheaf_dtype held;     /* that the gradient comes in */
+  const void *grad_out; /* of the one, then of the other */
   const void *arg;      /* BAG_MAX_BACKWARD; as the CPU sees it: host_arg */
   const void *host_arg;
   shf_dispatch d;
+  int is_grouped;           /* d is, already */
   shf_local_rows rows;      /* the gradient the local op makes */
   const void *coefficients; /* per entry, of dtype, when frequencies span ranks; NULL: the local op knows them */
   sheaf_dtensor *out;
@@ -90,9 +92,10 @@ static void find_frequencies(gradient *g, int64_t **frequencies)
 /* Rounded to acc. */
 static double rounded(sheaf_dtype acc, double value) { return acc == SHEAF_F64 ? value : (double)(float)value; }
 
-/* The coefficient of each entry with its frequency in it, in the roundings that semantics.md gives. Quotients and
- * products of f32 values are exact enough in f64 that rounding them again gives what f32 arithmetic gives. */
-static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies)
+/* The coefficient of each entry, with its frequency in it if those are given, in the roundings that semantics.md gives.
+ * Quotients and products of f32 values are exact enough in f64 that rounding them again gives what f32 arithmetic gives.
+ * On the CPU. */
+static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies, void **found)
 {
   shf_embedding_call *e = g->e;
   shf_bags *bags = &e->bags;
@@ -111,13 +114,14 @@ static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies)
       int64_t place = g->d.place[i];
       double value = bags->weights ? shf_load(e->c.weights, bags->host.weights, i) : 1;
       if (mean) value = rounded(e->acc, value / shf_load(e->acc, divisors, b));
-      if (place >= 0 && place < g->d.distinct)
+      if (frequencies && place >= 0 && place < g->d.distinct)
         value = rounded(e->acc, value * rounded(e->acc, 1 / (double)frequencies[place]));
       shf_store(e->acc, coefficients, i, value);
     }
   }
   shf_core_fp_leave(mode);
-  return shf_call_write(&e->c, coefficients, bags->entries * shf_core_dtype_size(e->acc), &g->coefficients);
+  *found = coefficients;
+  return SHEAF_OK;
 }
 
 /* ---- Local op --------------------------------------------------------------------------------------------------- */
@@ -158,56 +162,6 @@ static sheaf_status run_local(gradient *g)
 
 /* ---- Rows elsewhere --------------------------------------------------------------------------------------------- */
 
-static void add_row(sheaf_dtype acc, char *total, const char *term, int64_t columns)
-{
-  if (acc == SHEAF_F64)
-    for (int64_t i = 0; i < columns; i++) ((double *)(void *)total)[i] += ((const double *)(const void *)term)[i];
-  else
-    for (int64_t i = 0; i < columns; i++) ((float *)(void *)total)[i] += ((const float *)(const void *)term)[i];
-}
-
-static sheaf_status add_rows(const gradient *g, const char *terms, char *target)
-{
-  const shf_embedding_call *e = g->e;
-  const shf_dispatch *d = &g->d;
-  int64_t cell = e->columns * shf_core_dtype_size(e->acc);
-  unsigned mode = shf_core_fp_enter();
-  for (int64_t i = 0; cell > 0 && i < d->asked_at[d->members]; i++)
-    add_row(e->acc, target + (d->asked[i] - e->row_lo) * cell, terms + i * cell, e->columns);
-  shf_core_fp_leave(mode);
-  return SHEAF_OK;
-}
-
-/* The same on a device: a member names each row once, so adding the gradient of a lookup adds one term to each. */
-static sheaf_status add_rows_there(const gradient *g, const char *terms, char *target)
-{
-  shf_embedding_call *e = g->e;
-  const shf_dispatch *d = &g->d;
-  const void *asked;
-  SHF_TRY(shf_call_write(&e->c, d->asked, d->asked_at[d->members] * (int64_t)sizeof *d->asked, &asked));
-  for (int64_t m = 0; m < d->members; m++) {
-    int64_t first = d->asked_at[m], count = d->asked_at[m + 1] - first;
-    sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
-    desc.kind = SHEAF_LOOKUP_BACKWARD;
-    desc.dtype = e->acc;
-    desc.index_dtype = SHEAF_I64;
-    desc.rows = e->row_hi - e->row_lo;
-    desc.row_begin = e->row_lo;
-    desc.total_rows = e->c.problem.rows;
-    desc.dim = e->columns;
-    desc.indices = count;
-    desc.grad_write = SHEAF_GRAD_ACCUMULATE;
-    shf_local index, term, total;
-    sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
-    int64_t cell = e->columns * shf_core_dtype_size(e->acc);
-    args.indices = shf_local_vector(&index, e->c.site, SHEAF_I64, (const int64_t *)asked + first, count);
-    args.grad_out = shf_local_matrix(&term, e->c.site, e->acc, terms + first * cell, count, e->columns);
-    args.table_grad = shf_local_matrix(&total, e->c.site, e->acc, target, desc.rows, e->columns);
-    if (count) SHF_TRY(shf_local_embedding(e->c.site, &desc, &args));
-  }
-  return SHEAF_OK;
-}
-
 /* Gradients of distinct rows go to the rows' owners, who add them in the order of ranks. */
 static void return_rows(gradient *g, char *target)
 {
@@ -220,7 +174,11 @@ static void return_rows(gradient *g, char *target)
   FLOW(&c->flow, shf_call_get(c, asked * cell, &terms));
   shf_flow_agree(&c->flow);
   SURELY(&c->flow, shf_dispatch_return(d, c->site.device, g->rows.data, terms, cell));
-  FLOW(&c->flow, shf_is_host(c->site.device) ? add_rows(g, terms, target) : add_rows_there(g, terms, target));
+  const shf_row_terms total = {e->acc, e->columns, e->row_hi - e->row_lo, e->row_lo};
+  for (int64_t m = 0; c->flow.status == SHEAF_OK && m < d->members; m++) {
+    int64_t first = d->asked_at[m], count = d->asked_at[m + 1] - first;
+    SURELY(&c->flow, shf_call_add_rows(c, &total, d->asked + first, count, (char *)terms + first * cell, target));
+  }
 }
 
 /* ---- All kinds -------------------------------------------------------------------------------------------------- */
@@ -251,11 +209,54 @@ static void bring_inputs(gradient *g)
     if (c->strategy.dispatch || !shf_is_host(c->site.device)) FLOW(&c->flow, read_arg(g));
   }
   if (c->flow.status != SHEAF_OK) return;
-  int64_t cells = 1;
-  for (int i = 0; i < grad->desc.rank; i++) cells *= grad->local_shape[i];
-  sheaf_dtype held = sheaf_dtype_from_dl(grad->local.dtype);
+  g->held = sheaf_dtype_from_dl(grad->local.dtype);
   g->grad_out = shf_dtensor_data(grad);
-  FLOW(&c->flow, shf_call_convert(c, held, g->grad_out, g->dtype, cells, &g->grad_out));
+}
+
+/* The gradient of `groups` bags or entries in the type that the local op computes in. */
+static sheaf_status convert_gradient(gradient *g)
+{
+  const shf_embedding_call *e = g->e;
+  int64_t groups = e->desc->kind == SHEAF_LOOKUP_BACKWARD ? e->bags.entries : e->bags.bags;
+  return shf_call_convert(&g->e->c, g->held, g->grad_out, g->dtype, groups * e->columns, &g->grad_out);
+}
+
+/* ---- Pieces of bags ----------------------------------------------------------------------------------------------- */
+
+/* Where that is less, the gradients of bags go to the owners of rows with the entries that name those, and what is left to
+ * do is the gradient of a table cut by rows, with bags that are here. Owners do not know frequencies over all ranks. */
+static int send_pieces(gradient *g)
+{
+  shf_embedding_call *e = g->e;
+  shf_call *c = &e->c;
+  int mean = e->desc->kind == SHEAF_BAG_MEAN_BACKWARD, bags = mean || e->desc->kind == SHEAF_BAG_SUM_BACKWARD;
+  if (!c->strategy.dispatch || !bags || e->desc->scale_grad_by_freq) return 0;
+  if (mean && e->acc != c->values) return 0; /* coefficients of 16 bits would be too coarse */
+  sheaf_dtype type = mean ? e->acc : e->desc->weighted ? c->weights : SHEAF_DTYPE_NONE;
+  int64_t cell = e->columns * shf_core_dtype_size(g->held), row = e->columns * shf_core_dtype_size(e->acc);
+  const void *weights = NULL;
+  void *coefficients = NULL, *gradients = NULL;
+  shf_pieces pieces;
+  shf_bags got;
+  FLOW(&c->flow, shf_bags_read(c, &e->bags));
+  shf_embedding_group(e, c->strategy.out, e->bags.host.indices, e->bags.entries, &g->d);
+  g->is_grouped = 1;
+  if (!shf_pieces_are_less(e, &g->d, cell, row, type ? shf_core_dtype_size(type) : 0)) return 0;
+  weights = e->bags.host.weights;
+  if (mean) {
+    FLOW(&c->flow, find_coefficients(g, NULL, &coefficients));
+    weights = coefficients;
+  }
+  shf_pieces_send(e, &g->d, weights, type, &pieces);
+  shf_pieces_bring(e, &g->d, &pieces, g->grad_out, cell, &gradients);
+  FLOW(&c->flow, shf_pieces_bags(e, &g->d, &pieces, &got));
+  c->strategy.dispatch = 0; /* from here on */
+  if (c->flow.status != SHEAF_OK) return 1;
+  e->bags = got;
+  c->problem.index_dtype = g->d.id_bytes == 4 ? SHEAF_I32 : SHEAF_I64;
+  g->grad_out = gradients;
+  if (mean) g->coefficients = got.weights;
+  return 1;
 }
 
 /* Where the local op writes: the output itself, or rows under new numbers. */
@@ -270,11 +271,15 @@ static void place_rows(gradient *g)
   int64_t entries = max ? e->bags.bags * e->columns : e->bags.entries;
   if (c->strategy.dispatch || counts) {
     if (!max) FLOW(&c->flow, shf_bags_read(c, &e->bags));
-    shf_embedding_dispatch(e, c->strategy.out, max ? g->host_arg : e->bags.host.indices, entries, &g->d);
+    if (!g->is_grouped)
+      shf_embedding_group(e, c->strategy.out, max ? g->host_arg : e->bags.host.indices, entries, &g->d);
+    shf_embedding_ask(e, &g->d);
   }
   if (counts) {
+    void *coefficients = NULL;
     find_frequencies(g, &frequencies);
-    FLOW(&c->flow, find_coefficients(g, frequencies));
+    FLOW(&c->flow, find_coefficients(g, frequencies, &coefficients));
+    FLOW(&c->flow, shf_call_write(c, coefficients, entries * shf_core_dtype_size(e->acc), &g->coefficients));
   }
   FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, &g->out));
   if (c->strategy.dispatch) {
@@ -299,8 +304,13 @@ void shf_embedding_backward(shf_embedding_call *e)
   shf_call *c = &e->c;
   gradient g = {.e = e};
   int partial = shf_call_is_partial(c);
-  g.dtype = partial || c->strategy.dispatch ? e->acc : c->values;
+  shf_bags bags = e->bags;
+  sheaf_strategy strategy = c->strategy;
+  sheaf_dtype index = c->problem.index_dtype;
+  g.dtype = partial ? e->acc : c->values;
   bring_inputs(&g);
+  if (!send_pieces(&g) && c->strategy.dispatch) g.dtype = e->acc; /* to be added to other ranks' */
+  FLOW(&c->flow, convert_gradient(&g));
   place_rows(&g);
   FLOW(&c->flow, run_local(&g));
   if (c->strategy.dispatch) {
@@ -313,12 +323,16 @@ void shf_embedding_backward(shf_embedding_call *e)
     FLOW(&c->flow, shf_space_zero(c->site.device, total, cells * shf_core_dtype_size(e->acc)));
     return_rows(&g, total);
     if (!own)
-      FLOW(&c->flow, shf_space_convert(c->site.device, e->acc, total, c->values, shf_dtensor_data(g.out), cells));
+      SURELY(&c->flow, shf_space_convert(c->site.device, e->acc, total, c->values, shf_dtensor_data(g.out), cells));
   }
   sheaf_placement target[MAX_DIMS] = {{0}};
   shf_call_target(c, 0, target);
   sheaf_dtensor_desc desc = shf_call_desc(c, c->values, c->strategy.out);
   shf_relocate(&c->flow, &desc, &g.out, target);
+  bags.host = c->strategy.dispatch == strategy.dispatch ? e->bags.host : bags.host;
+  e->bags = bags; /* those it was called with */
+  c->strategy = strategy;
+  c->problem.index_dtype = index;
   sheaf_dtensor *weights_grad = NULL;
   int weights = e->args->weights_grad && e->desc->weighted && e->desc->kind != SHEAF_LOOKUP_BACKWARD;
   if (weights) shf_embedding_weights_grad(e, &weights_grad);

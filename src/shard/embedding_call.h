@@ -38,18 +38,19 @@ typedef struct shf_local_embedding_parts {
 void shf_embedding_local_op(const shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows,
                             sheaf_embedding_desc *desc, sheaf_embedding_args *args, shf_local_embedding_parts *parts);
 
-/* Entries of the rank grouped by the rows they name. `indices` are as the CPU sees them. */
-void shf_embedding_dispatch(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
-                            shf_dispatch *d);
+/* Entries of the rank grouped by the rows they name, by the CPU's indices; then, where rows are dispatched, everybody
+ * learns what it is asked for. `ask` is collective then. */
+void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
+                         shf_dispatch *d);
+void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d);
 
-/* Rows of the table by their numbers in the whole one, bits copied: `ids` are the CPU's, `rows` lie as the table. */
-sheaf_status shf_embedding_fetch(shf_embedding_call *e, const sheaf_dtensor *table, const int64_t *ids, int64_t count,
-                                 void *rows);
+/* Sums of this rank's rows over its bags, in acc. */
+sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table, void *sums);
 
-/* The rows this rank's entries name, one after the other, under new numbers, as elements of type `wanted`. `at`: how the
- * table lies. Collective when rows are dispatched. */
-void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, const sheaf_placement *at,
-                           sheaf_dtype wanted, shf_dispatch *d, shf_local_rows *rows);
+/* The rows that the entries grouped in `d` name, one after the other, under new numbers, as elements of type `wanted`.
+ * Collective when rows are dispatched. */
+void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
+                           shf_local_rows *rows);
 
 /* The gradient of per-sample weights, into a new tensor. */
 void shf_embedding_weights_grad(shf_embedding_call *e, sheaf_dtensor **weights_grad);

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "shard/embedding_call.h"
+#include "shard/dispatch_bags.h"
 
 /* NOLINTBEGIN(clang-analyzer-core.*): the analyzer does not see that a flow which failed stays failed. */
 
@@ -22,18 +22,18 @@ static int is_compact(const shf_embedding_call *e)
   return e->c.strategy.dispatch || (local_type(e) != e->c.values && !e->quantised);
 }
 
-void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, const sheaf_placement *at,
-                           sheaf_dtype wanted, shf_dispatch *d, shf_local_rows *rows)
+void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
+                           shf_local_rows *rows)
 {
   shf_call *c = &e->c;
   void *answers = NULL, *compact = NULL;
   const void *wide = NULL, *place = NULL;
-  FLOW(&c->flow, shf_bags_read(c, &e->bags));
-  shf_embedding_dispatch(e, at, e->bags.host.indices, e->bags.entries, d);
+  shf_embedding_ask(e, d);
   int64_t asked = c->flow.status == SHEAF_OK ? d->asked_at[d->members] : 0;
   FLOW(&c->flow, shf_call_get(c, asked * e->row_bytes, &answers));
   FLOW(&c->flow, shf_call_get(c, d->distinct * e->row_bytes, &compact));
-  FLOW(&c->flow, shf_embedding_fetch(e, table, d->asked, asked, answers));
+  const shf_row_source source = {shf_dtensor_data(table), e->row_hi - e->row_lo, e->row_lo, e->row_bytes};
+  FLOW(&c->flow, shf_call_fetch(c, &source, d->asked, asked, answers));
   FLOW(&c->flow, shf_call_write(c, d->place, e->bags.entries * (int64_t)sizeof *d->place, &place));
   if (c->strategy.dispatch) shf_flow_agree(&c->flow);
   SURELY(&c->flow, shf_dispatch_bring(d, c->site.device, answers, compact, e->row_bytes));
@@ -69,6 +69,30 @@ static sheaf_status run_local(shf_embedding_call *e, sheaf_embedding_kind kind, 
         shf_local_operand(&parts.weights, site, type, weights, parts.indices.tensor.ndim, parts.indices.shape);
   }
   return shf_local_embedding(site, &desc, &args);
+}
+
+sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table, void *sums)
+{
+  shf_call *c = &e->c;
+  sheaf_strategy strategy = c->strategy;
+  shf_dispatch d;
+  shf_local_rows rows = {0};
+  /* To the rest of this file it is a table cut by rows: nothing is dispatched any more, and sums are not complete. */
+  for (int m = 0; m < c->flow.mesh->dims; m++)
+    if (strategy.dispatch >> m & 1) c->strategy.out[m] = sheaf_partial(SHEAF_PARTIAL_SUM);
+  c->strategy.dispatch = 0;
+  shf_flow flow = c->flow; /* a rank's own work: nothing is agreed on in here */
+  if (is_compact(e)) {
+    shf_embedding_group(e, strategy.in[0], e->bags.host.indices, e->bags.entries, &d);
+    shf_embedding_compact(e, table, e->acc, &d, &rows);
+  } else {
+    rows = shf_embedding_rows(e, table);
+  }
+  FLOW(&c->flow, run_local(e, SHEAF_BAG_SUM, &rows, sums, NULL));
+  sheaf_status status = c->flow.status;
+  c->flow = flow;
+  c->strategy = strategy;
+  return status;
 }
 
 /* ---- Means: sums divided when they are complete ------------------------------------------------------------------ */
@@ -272,32 +296,72 @@ static void run_max(shf_embedding_call *e, const shf_local_rows *rows, const shf
 
 /* ---- All kinds ----------------------------------------------------------------------------------------------------- */
 
+/* Sums over bags whose pieces were summed where rows are; a mean's are divided, since its bags are all here. */
+static sheaf_status finish_pieces(shf_embedding_call *e, const void *total, sheaf_dtensor *out)
+{
+  shf_call *c = &e->c;
+  int64_t bags = e->bags.bags;
+  void *divisors;
+  const void *there;
+  if (e->desc->kind == SHEAF_BAG_SUM)
+    return shf_space_convert(c->site.device, e->acc, total, local_type(e), shf_dtensor_data(out), bags * e->columns);
+  SHF_TRY(shf_pool_get(&c->pool, bags * shf_core_dtype_size(e->acc), &divisors));
+  SHF_TRY(shf_bags_divisors(c, e->desc, &e->bags, divisors));
+  SHF_TRY(shf_call_write(c, divisors, bags * shf_core_dtype_size(e->acc), &there));
+  return shf_space_divide(c->site.device, total, there, bags, e->columns, c->values, shf_dtensor_data(out));
+}
+
+/* Sums and means. */
+static void run_sums(shf_embedding_call *e, const sheaf_dtensor *table, const shf_local_rows *rows,
+                     const shf_dispatch *pieces, sheaf_dtensor **out)
+{
+  shf_call *c = &e->c;
+  sheaf_dtensor *sums = NULL;
+  void *total = NULL;
+  int mean = e->desc->kind == SHEAF_BAG_MEAN && shf_call_is_partial(c); /* divided when its sums are complete */
+  sheaf_dtensor **made = mean ? &sums : out;
+  if (pieces) FLOW(&c->flow, shf_call_get(c, e->bags.bags * e->columns * shf_core_dtype_size(e->acc), &total));
+  if (pieces) shf_pieces_sum(e, pieces, table, total);
+  FLOW(&c->flow, shf_call_output(c, mean ? e->acc : c->values, c->strategy.out, made));
+  if (!pieces)
+    FLOW(&c->flow, run_local(e, mean ? SHEAF_BAG_SUM : e->desc->kind, rows, shf_dtensor_data(*made), NULL));
+  else if (mean)
+    FLOW(&c->flow, shf_space_copy(c->site.device, shf_dtensor_data(sums), total,
+                                  e->bags.bags * e->columns * shf_core_dtype_size(e->acc)));
+  else
+    FLOW(&c->flow, finish_pieces(e, total, *out));
+  if (mean) finish_mean(e, &sums, out);
+  sheaf_dtensor_free(sums);
+}
+
 void shf_embedding_forward(shf_embedding_call *e)
 {
   shf_call *c = &e->c;
   sheaf_embedding_kind kind = e->desc->kind;
-  sheaf_dtensor *out = NULL, *arg = NULL, *sums = NULL;
+  sheaf_dtensor *out = NULL, *arg = NULL;
   shf_dispatch d = {0};
-  int mean = kind == SHEAF_BAG_MEAN && shf_call_is_partial(c);
+  int by_pieces = 0;
   const sheaf_dtensor *table = shf_call_bring(c, e->args->table, c->strategy.in[0]);
   shf_local_rows rows = {0};
-  if (is_compact(e))
-    shf_embedding_compact(e, table, c->strategy.in[0], local_type(e), &d, &rows);
-  else if (c->flow.status == SHEAF_OK)
+  if (is_compact(e)) {
+    int64_t weight = e->bags.weights ? shf_core_dtype_size(c->weights) : 0;
+    FLOW(&c->flow, shf_bags_read(c, &e->bags));
+    shf_embedding_group(e, c->strategy.in[0], e->bags.host.indices, e->bags.entries, &d);
+    if (c->strategy.dispatch && is_sum(kind))
+      by_pieces =
+          !c->exact && shf_pieces_are_less(e, &d, e->columns * shf_core_dtype_size(e->acc), e->row_bytes, weight);
+    if (!by_pieces) shf_embedding_compact(e, table, local_type(e), &d, &rows);
+  } else if (c->flow.status == SHEAF_OK) {
     rows = shf_embedding_rows(e, table);
+  }
   sheaf_placement target[MAX_DIMS] = {{0}}, now[MAX_DIMS] = {{0}};
   memcpy(now, c->strategy.out, sizeof now); /* where the result lies before it is delivered */
   if (kind == SHEAF_BAG_MAX) {
     shf_call_complete(c, now);
     run_max(e, &rows, &d, now, &out, &arg);
-  } else if (mean) { /* acc sums, divided when complete */
-    FLOW(&c->flow, shf_call_output(c, e->acc, c->strategy.out, &sums));
-    FLOW(&c->flow, run_local(e, SHEAF_BAG_SUM, &rows, shf_dtensor_data(sums), NULL));
-    finish_mean(e, &sums, &out);
-    shf_call_target(c, 1, now);
   } else {
-    FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, &out));
-    FLOW(&c->flow, run_local(e, kind, &rows, shf_dtensor_data(out), NULL));
+    run_sums(e, table, &rows, by_pieces ? &d : NULL, &out);
+    if (kind == SHEAF_BAG_MEAN && shf_call_is_partial(c)) shf_call_target(c, 1, now);
   }
   int completes = !c->wanted && (kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX);
   shf_call_target(c, completes, target);
@@ -311,6 +375,5 @@ void shf_embedding_forward(shf_embedding_call *e)
   if (well && kind == SHEAF_BAG_MAX && e->args->arg_out) *e->args->arg_out = arg;
   if (!well) sheaf_dtensor_free(out);
   if (!well || !e->args->arg_out) sheaf_dtensor_free(arg);
-  sheaf_dtensor_free(sums);
 }
 /* NOLINTEND(clang-analyzer-core.*) */

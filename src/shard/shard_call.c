@@ -59,7 +59,7 @@ int shf_call_agree(shf_call *c, const char *what, const shf_call_operand *operan
   for (int i = 0; i < count; i++) describe(doing, sizeof doing, operands[i].name, operands[i].tensor);
   for (int j = 0; j < c->strategy.inputs; j++)
     append(doing, sizeof doing, ", by [%s]", shf_placements_text(c->flow.mesh, c->strategy.in[j], placements));
-  append(doing, sizeof doing, "%s", c->strategy.dispatch ? ", dispatched" : "");
+  append(doing, sizeof doing, "%s", !c->strategy.dispatch ? "" : c->exact ? ", dispatched exactly" : ", dispatched");
   return shf_flow_agree_on(&c->flow, doing, facts);
 }
 
@@ -113,6 +113,7 @@ sheaf_status shf_call_choose(shf_call *c, const sheaf_shard_call *how)
   SHF_TRY(shf_shard_check_struct(how, sizeof *how, "call"));
   const sheaf_mesh *mesh = c->flow.mesh;
   c->wanted = how->out;
+  c->exact = how->exact;
   if (how->out) {
     c->problem.out_wanted = 1;
     memcpy(c->problem.out, how->out, (size_t)mesh->dims * sizeof *how->out);

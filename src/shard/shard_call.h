@@ -15,6 +15,7 @@ typedef struct shf_call {
   shf_shard_shapes shapes;
   sheaf_strategy strategy;
   const sheaf_placement *wanted; /* NULL: as it comes */
+  int exact;                     /* dispatched bags shall have the bits of one rank */
   sheaf_dtensor *moved[8];       /* inputs that had to move, freed with the call */
   int moved_count;
 } shf_call;
@@ -66,6 +67,25 @@ void shf_call_complete(const shf_call *c, sheaf_placement at[MAX_DIMS]);
 
 /* Whether the strategy's output is partial along any mesh dimension. */
 int shf_call_is_partial(const shf_call *c);
+
+/* ---- Rows by their numbers: rows.c -------------------------------------------------------------------------------- */
+
+/* Rows first .. first + rows - 1, where the tensors are. */
+typedef struct shf_row_source {
+  const void *data;
+  int64_t rows, first, row_bytes;
+} shf_row_source;
+
+/* Copies rows by their numbers, which are the CPU's and all there. */
+sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, const int64_t *ids, int64_t count, void *rows);
+
+/* Adds a term to each of the rows named, all different: total[ids[i] - first] += terms[i]. */
+typedef struct shf_row_terms {
+  sheaf_dtype acc;
+  int64_t columns, rows, first; /* of the total */
+} shf_row_terms;
+sheaf_status shf_call_add_rows(shf_call *c, const shf_row_terms *t, const int64_t *ids, int64_t count,
+                               const void *terms, void *total);
 
 /* ---- Bags: bags.c ----------------------------------------------------------------------------------------------- */
 

@@ -283,8 +283,8 @@ sheaf_operand shf_embedding_table(const shf_embedding_call *e, const shf_local_r
   return shf_local_matrix(local, e->c.site, SHEAF_U8, rows->data, rows->rows, e->row_bytes);
 }
 
-void shf_embedding_dispatch(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
-                            shf_dispatch *d)
+void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
+                         shf_dispatch *d)
 {
   const sheaf_embedding_desc *desc = e->desc;
   int skips = desc->has_padding && !(desc->kind == SHEAF_LOOKUP && desc->padding == SHEAF_PADDING_ROW);
@@ -297,45 +297,10 @@ void shf_embedding_dispatch(shf_embedding_call *e, const sheaf_placement *table,
                             .skipped = skips ? desc->padding_idx : -1};
   const char *operand = desc->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices";
   FLOW(&e->c.flow, shf_check_indices(desc, operand, task.index_dtype, indices, entries, task.rows));
-  shf_dispatch_plan(&e->c.flow, &e->c.pool, &task, d);
+  FLOW(&e->c.flow, shf_dispatch_group(&e->c.pool, e->c.flow.mesh, &task, d));
 }
 
-/* The widest type as whose elements rows can be copied: their length and place must be multiples of it. */
-static sheaf_dtype copy_type(const void *table, int64_t row_bytes)
+void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d)
 {
-  static const sheaf_dtype types[] = {SHEAF_F64, SHEAF_F32, SHEAF_F16};
-  for (int i = 0; i < 3; i++) {
-    int64_t size = shf_core_dtype_size(types[i]);
-    if (row_bytes % size == 0 && (uintptr_t)table % (uintptr_t)size == 0) return types[i];
-  }
-  return SHEAF_DTYPE_NONE;
-}
-
-sheaf_status shf_embedding_fetch(shf_embedding_call *e, const sheaf_dtensor *table, const int64_t *ids, int64_t count,
-                                 void *rows)
-{
-  shf_call *c = &e->c;
-  const char *data = shf_dtensor_data(table);
-  sheaf_dtype type = copy_type(data, e->row_bytes);
-  if (e->row_bytes == 0 || count == 0) return SHEAF_OK;
-  for (int64_t i = 0; type == SHEAF_DTYPE_NONE && i < count; i++)
-    SHF_TRY(shf_space_copy(c->site.device, (char *)rows + i * e->row_bytes, data + (ids[i] - e->row_lo) * e->row_bytes,
-                           e->row_bytes));
-  if (type == SHEAF_DTYPE_NONE) return SHEAF_OK;
-  const void *named;
-  SHF_TRY(shf_call_write(c, ids, count * (int64_t)sizeof *ids, &named));
-  sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
-  desc.dtype = type;
-  desc.index_dtype = SHEAF_I64;
-  desc.rows = e->row_hi - e->row_lo;
-  desc.row_begin = e->row_lo;
-  desc.total_rows = c->problem.rows;
-  desc.dim = e->row_bytes / shf_core_dtype_size(type);
-  desc.indices = count;
-  shf_local local, index, out;
-  sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
-  args.table = shf_local_matrix(&local, c->site, type, data, desc.rows, desc.dim);
-  args.indices = shf_local_vector(&index, c->site, SHEAF_I64, named, count);
-  args.out = shf_local_matrix(&out, c->site, type, rows, count, desc.dim);
-  return shf_local_embedding(c->site, &desc, &args);
+  if (e->c.strategy.dispatch) shf_dispatch_ask(&e->c.flow, &e->c.pool, d);
 }

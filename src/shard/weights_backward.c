@@ -92,14 +92,17 @@ void shf_embedding_weights_grad(shf_embedding_call *e, sheaf_dtensor **weights_g
   const sheaf_dtensor *table = shf_call_bring(c, e->args->table, at);
   const sheaf_dtensor *grad = shf_call_bring(c, e->args->grad_out, c->strategy.in[0]);
   const sheaf_dtensor *forward = mean ? shf_call_bring(c, e->args->forward, grad_at) : NULL;
-  sheaf_dtype dtype = dims ? e->acc : c->problem.dtype;
+  sheaf_dtype dtype = dims ? e->acc : c->values;
   shf_local_rows rows = {0};
   shf_dispatch d = {0};
   void *products = NULL;
-  if (c->strategy.dispatch || dtype != c->problem.dtype)
-    shf_embedding_compact(e, table, at, dtype, &d, &rows);
-  else if (c->flow.status == SHEAF_OK)
+  if (c->strategy.dispatch || dtype != c->values) {
+    FLOW(&c->flow, shf_bags_read(c, &e->bags));
+    shf_embedding_group(e, at, e->bags.host.indices, e->bags.entries, &d);
+    shf_embedding_compact(e, table, dtype, &d, &rows);
+  } else if (c->flow.status == SHEAF_OK) {
     rows = shf_embedding_rows(e, table);
+  }
   FLOW(&c->flow, shf_call_get(c, e->bags.entries * shf_core_dtype_size(dtype), &products));
   FLOW(&c->flow, make_result(e, weights_grad));
   FLOW(&c->flow, run_local(e, &rows, grad, forward, products));
