@@ -74,6 +74,26 @@ static sheaf_status start_device(const shf_engine *engine, const sheaf_nccl_hand
 
 /* ---- Communicators -------------------------------------------------------------------------------------------------- */
 
+sheaf_status shf_comm_open(const shf_engine *engine, const shf_engine_start *start, sheaf_comm **comm)
+{
+  sheaf_comm *made = shf_core_alloc(sizeof *made);
+  if (!made) return shf_core_no_memory("a communicator", sizeof *made);
+  *made = (sheaf_comm){.engine = engine, .device = start->device};
+  char why[SHF_COMM_TEXT] = "";
+  if (engine->open(start, &made->state, &made->rank, &made->size, why) != 0) {
+    shf_core_free(made, sizeof *made);
+    return shf_core_fail(SHEAF_COMM, "the engine '%s' cannot be opened: %s", engine->name, why);
+  }
+  made->flags = shf_core_alloc((size_t)made->size * sizeof *made->flags);
+  if (!made->flags) {
+    size_t bytes = (size_t)made->size * sizeof *made->flags;
+    sheaf_comm_close(made);
+    return shf_core_no_memory("a communicator", bytes);
+  }
+  *comm = made;
+  return SHEAF_OK;
+}
+
 sheaf_status sheaf_comm_open(const char *engine, const void *handle, sheaf_comm **comm)
 {
   SHF_REQUIRE(comm, INVALID_PROBLEM, "comm is NULL");
@@ -84,22 +104,7 @@ sheaf_status sheaf_comm_open(const char *engine, const void *handle, sheaf_comm 
   if (!found) return SHEAF_UNAVAILABLE;
   shf_engine_start start = {.handle = handle};
   if (found->prepare) SHF_TRY(start_device(found, handle, &start));
-  sheaf_comm *made = shf_core_alloc(sizeof *made);
-  if (!made) return shf_core_no_memory("a communicator", sizeof *made);
-  *made = (sheaf_comm){.engine = found, .device = start.device};
-  char why[SHF_COMM_TEXT] = "";
-  if (found->open(&start, &made->state, &made->rank, &made->size, why) != 0) {
-    shf_core_free(made, sizeof *made);
-    return shf_core_fail(SHEAF_COMM, "the engine '%s' cannot be opened: %s", engine, why);
-  }
-  made->flags = shf_core_alloc((size_t)made->size * sizeof *made->flags);
-  if (!made->flags) {
-    size_t bytes = (size_t)made->size * sizeof *made->flags;
-    sheaf_comm_close(made);
-    return shf_core_no_memory("a communicator", bytes);
-  }
-  *comm = made;
-  return SHEAF_OK;
+  return shf_comm_open(found, &start, comm);
 }
 
 void sheaf_comm_close(sheaf_comm *comm)

@@ -26,6 +26,9 @@ struct sheaf_comm {
   size_t bounce_bytes;
 };
 
+/* A communicator over an engine that is ready to open. */
+sheaf_status shf_comm_open(const shf_engine *engine, const shf_engine_start *start, sheaf_comm **comm);
+
 /* The primitives, counted. A failure is COMM; after it the communicator is of no use, and other ranks may wait: engines
  * are expected to end the job instead (MPI does). `device`: where all of the messages' bytes are; what was enqueued on
  * its default stream comes before. */

@@ -15,8 +15,8 @@ typedef struct setting {
   int weighted, padding, frequency, bad;
 } setting;
 
-static int64_t cases;
-static uint64_t seed = 7;
+static _Thread_local int64_t cases;
+static _Thread_local uint64_t seed = 7;
 
 static int64_t pick(int64_t count) { return (int64_t)(ranks_random(&seed) % (uint64_t)count); }
 
@@ -356,8 +356,9 @@ static void check_mesh(const ranks_mesh *sizes, int repeats)
   sheaf_mesh_free(mesh);
 }
 
-int main(void)
+int ranks_main(int argc, char **argv)
 {
+  (void)argc, (void)argv;
   ranks_mesh meshes[RANKS_MAX_MESHES];
   ranks_open();
   int count = ranks_meshes(meshes), repeats = getenv("SHEAF_TEST_QUICK") ? 3 : 12;

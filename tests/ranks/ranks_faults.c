@@ -337,7 +337,7 @@ static void check_unequal(void)
   free_scene(&s);
 }
 
-int main(int argc, char **argv)
+int ranks_main(int argc, char **argv)
 {
   ranks_open();
   sizes = (ranks_mesh){1, {ranks_size, 0}};

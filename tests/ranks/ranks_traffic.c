@@ -5,9 +5,9 @@
 #include "ranks_data.h"
 
 enum { WIDTH = 24 };
-static int64_t cases;
-static sheaf_mesh *mesh;
-static ranks_mesh sizes;
+static _Thread_local int64_t cases;
+static _Thread_local sheaf_mesh *mesh;
+static _Thread_local ranks_mesh sizes;
 
 typedef struct world {
   whole *table, *indices, *grad;
@@ -164,8 +164,9 @@ static void check_repeats(const world *w)
   }
 }
 
-int main(void)
+int ranks_main(int argc, char **argv)
 {
+  (void)argc, (void)argv;
   ranks_open();
   sizes = (ranks_mesh){1, {ranks_size, 0}};
   OK(sheaf_mesh_create(&ranks_size, 1, ranks_comm, &mesh));
