@@ -73,10 +73,9 @@ static sheaf_status bounce(sheaf_comm *comm, const shf_message *send, int64_t se
 sheaf_status shf_comm_bounce(sheaf_comm *comm, const shf_message *send, int64_t sends, const shf_message *receive,
                              int64_t receives, DLDevice device)
 {
-  if (sends + receives == 0) return SHEAF_OK;
   if (comm->engine->memory == kDLCUDA) device = (DLDevice){kDLCUDA, comm->device};
   size_t bytes = (size_t)(bytes_of(send, sends) + bytes_of(receive, receives));
-  size_t list_bytes = (size_t)(sends + receives) * sizeof(shf_message);
+  size_t list_bytes = (size_t)(sends + receives + 1) * sizeof(shf_message);
   if (bytes > comm->bounce_bytes) {
     shf_comm_free_bounce(comm);
     comm->bounce = shf_comm_alloc(comm, bytes);
