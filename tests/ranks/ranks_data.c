@@ -174,20 +174,26 @@ sheaf_dtensor *whole_ragged(const whole *t, const whole *offsets, sheaf_mesh *me
   return part;
 }
 
-sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, sheaf_mesh *mesh, const ranks_mesh *sizes,
-                                    const sheaf_placement *placements)
+sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, int with_end, sheaf_mesh *mesh,
+                                    const ranks_mesh *sizes, const sheaf_placement *placements)
 {
   int64_t lo, hi;
-  sheaf_placement cut[2];
-  for (int m = 0; m < sizes->dims; m++)
-    cut[m] = placements[m].kind == SHEAF_PLACE_BAGS ? sheaf_shard(0) : sheaf_replicate();
   bag_range(sizes, placements, offsets->count, &lo, &hi);
-  sheaf_dtensor *part = whole_part(offsets, mesh, sizes, cut);
-  void *data = ranks_read(sheaf_dtensor_local(part));
-  for (int64_t b = lo; b < hi; b++)
-    set(offsets->dtype, data, b - lo, (double)(start_of(offsets, b, entries) - start_of(offsets, lo, entries)));
-  ranks_write(sheaf_dtensor_local(part), data);
-  free(data);
+  int64_t count = hi - lo + with_end;
+  whole *mine = whole_make(offsets->dtype, 1, &count);
+  for (int64_t b = 0; b < count; b++)
+    whole_set(mine, b, (double)(start_of(offsets, lo + b, entries) - start_of(offsets, lo, entries)));
+  DLTensor local = mine->view;
+  local.device = ranks_device;
+  local.data = keep((size_t)(count * whole_bytes(offsets->dtype)));
+  ranks_write(&local, mine->data);
+  sheaf_dtensor_desc desc = describe(offsets, mesh, sizes, placements);
+  desc.shape[0] = offsets->count + with_end;
+  for (int m = 0; m < sizes->dims && !with_end; m++)
+    if (placements[m].kind == SHEAF_PLACE_BAGS) desc.placements[m] = sheaf_shard(0);
+  sheaf_dtensor *part;
+  OK(sheaf_dtensor_wrap(&desc, &local, &part));
+  whole_free(mine);
   return part;
 }
 

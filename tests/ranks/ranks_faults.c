@@ -68,7 +68,7 @@ static scene make_scene(void)
   s.cut = whole_part(s.indices, mesh, &sizes, &S0);
   s.ragged = whole_ragged(s.indices, s.offsets, mesh, &sizes, &B);
   s.weight = whole_ragged(s.weights, s.offsets, mesh, &sizes, &B);
-  s.starts = whole_ragged_offsets(s.offsets, entries, mesh, &sizes, &B);
+  s.starts = whole_ragged_offsets(s.offsets, entries, 0, mesh, &sizes, &B);
   s.bags_grad = whole_part(s.gradient, mesh, &sizes, &S0);
   s.entry_grad = whole_part(s.grad, mesh, &sizes, &S0);
   s.x = whole_part(s.data, mesh, &sizes, &S0);
@@ -332,8 +332,24 @@ static void check_unequal(void)
   CHECK(status == SHEAF_INVALID_PROBLEM && strstr(sheaf_last_error(), "rank 0: indices is NULL"), "%s",
         sheaf_last_error());
   check_same(status);
+  args.indices = s.flat; /* no description on one rank */
+  status = sheaf_shard_embedding_run(ranks_rank == 1 ? NULL : &desc, NULL, &args);
+  CHECK(status == SHEAF_INVALID_PROBLEM && strstr(sheaf_last_error(), "rank 1: desc is NULL"), "%s",
+        sheaf_last_error());
+  check_same(status);
+  sheaf_mesh_profile profile = SHEAF_MESH_PROFILE_INIT; /* figures of its own on one rank, and so another strategy */
+  sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
+  profile.bandwidth_gbs = ranks_rank == 1 ? 1e-6 : 1e6;
+  profile.memory_gbs = ranks_rank == 1 ? 1e6 : 1e-6;
+  call.profile = &profile;
+  status = sheaf_shard_embedding_run(&desc, &call, &args);
+  CHECK(status == SHEAF_OK || (status == SHEAF_INVALID_PROBLEM && strstr(sheaf_last_error(), "ranks disagree")), "%s",
+        sheaf_last_error());
+  check_same(status);
+  sheaf_dtensor_free(out);
+  out = NULL;
   CHECK(!out && !moved, "an output of a failed call");
-  cases += 3;
+  cases += 5;
   free_scene(&s);
 }
 
