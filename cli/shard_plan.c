@@ -14,7 +14,8 @@ static const char help[] =
     "by the busiest rank, and where output and inputs lie. Those that would move the table come last. No rank is\n"
     "needed, and no memory.\n\n"
     "  --mesh 2x4         ranks along each mesh dimension\n"
-    "  --table 1e9x128    rows and columns, with :f32 (default) :f64 :f16 or :bf16; of segment ops, the data\n"
+    "  --table 1e9x128    rows and columns, with :f32 (default) :f64 :f16 :bf16 :int8 or :int4; of segment\n"
+    "                     ops, the data\n"
     "  --indices 8192x50  shape of the indices, with :i64 (default) or :i32; of bags [bags, length], or their number\n"
     "  --op NAME          lookup (default), lookup_backward, bag_sum ... segment_max_backward\n"
     "  --bags N           bags given by offsets, with one number for --indices\n"
@@ -29,7 +30,7 @@ static const char help[] =
     "  --help             this text\n\n"
     "Placements: R replicated, S0 or S(0) cut along dimension 0, P(sum) terms of a sum, MaskP rows with zeros\n"
     "elsewhere, B the entries of the rank's bags. Candidates with '+' are Sheaf's own; 'dispatch' means that indices\n"
-    "travel to the ranks that hold their rows, and the rows travel back.\n" CLI_EXIT_CODES_HELP;
+    "travel to the ranks that hold their rows, and the rows, or sums of them, travel back.\n" CLI_EXIT_CODES_HELP;
 
 static const char command[] = "shard plan";
 
@@ -39,8 +40,8 @@ typedef struct request {
   int all, json;
 } request;
 
-/* "1e9x128:f16" into extents and a type, which keeps its default when none is written. */
-static int read_typed(const char *text, int64_t *extents, int room, sheaf_dtype *dtype)
+/* "1e9x128:f16" into extents and a type, one of `types`, which keeps its default when none is written. */
+static int read_typed(const char *text, int64_t *extents, int room, const sheaf_dtype *types, sheaf_dtype *dtype)
 {
   char shape[128];
   size_t length = strcspn(text, ":");
@@ -49,8 +50,8 @@ static int read_typed(const char *text, int64_t *extents, int room, sheaf_dtype 
   shape[length] = 0;
   if (text[length] == ':') {
     *dtype = SHEAF_DTYPE_NONE;
-    for (int d = SHEAF_F32; d <= SHEAF_I64; d++)
-      if (strcmp(text + length + 1, sheaf_dtype_name((sheaf_dtype)d)) == 0) *dtype = (sheaf_dtype)d;
+    for (; *types; types++)
+      if (strcmp(text + length + 1, sheaf_dtype_name(*types)) == 0) *dtype = *types;
     if (*dtype == SHEAF_DTYPE_NONE) return 0;
   }
   return shard_read_extents(shape, extents, room);
@@ -102,13 +103,16 @@ static int read_inputs(const request *r, int dims, sheaf_shard_problem *p)
 
 static int read_extents_of_op(const request *r, sheaf_shard_problem *p)
 {
+  static const sheaf_dtype values[] = {SHEAF_F32,  SHEAF_F64,  SHEAF_F16,       SHEAF_BF16,
+                                       SHEAF_INT8, SHEAF_INT4, SHEAF_DTYPE_NONE},
+                           indices[] = {SHEAF_I64, SHEAF_I32, SHEAF_DTYPE_NONE};
   int64_t table[2], number = 0;
-  if (read_typed(r->table, table, 2, &p->dtype) != 2)
+  if (read_typed(r->table, table, 2, values, &p->dtype) != 2)
     return cli_misused(command, "--table takes ROWSxCOLUMNS[:TYPE], not '%s'", r->table);
   p->rows = table[0];
   p->dim = table[1];
   if (r->indices) {
-    p->index_rank = read_typed(r->indices, p->index_shape, SHEAF_SHARD_MAX_RANK - 1, &p->index_dtype);
+    p->index_rank = read_typed(r->indices, p->index_shape, SHEAF_SHARD_MAX_RANK - 1, indices, &p->index_dtype);
     if (p->index_rank == 0) return cli_misused(command, "--indices takes a shape, not '%s'", r->indices);
   }
   const char *groups = p->category == SHEAF_CATEGORY_SEGMENT ? r->segments : r->bags;

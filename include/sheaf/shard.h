@@ -77,7 +77,8 @@ typedef struct sheaf_mesh sheaf_mesh;
 
 /* A mesh of sizes[0] x sizes[1] x ... ranks, over a communicator of as many (borrowed, it outlives the mesh), or with
  * comm NULL over none: good for planning. Collective calls on the tensors of one communicator are made by one thread at
- * a time. A mesh keeps up to four large buffers of past calls for the next ones; freeing it frees them. */
+ * a time. A mesh keeps up to sixteen buffers of past calls, none above 1 GiB, for the next ones; freeing it
+ * frees them. */
 SHEAF_API sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm, sheaf_mesh **mesh);
 SHEAF_API void sheaf_mesh_free(sheaf_mesh *mesh);
 SHEAF_API int sheaf_mesh_dims(const sheaf_mesh *mesh);
@@ -247,7 +248,7 @@ SHEAF_API sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, shea
 
 SHEAF_API void sheaf_dtensor_free(sheaf_dtensor *tensor);
 
-/* What it is, and this rank's part (contiguous, on the CPU; its data may be written). Both belong to the tensor. */
+/* What it is, and this rank's part (contiguous, on its device; its data may be written). Both belong to the tensor. */
 SHEAF_API const sheaf_dtensor_desc *sheaf_dtensor_describe(const sheaf_dtensor *tensor);
 SHEAF_API const DLTensor *sheaf_dtensor_local(const sheaf_dtensor *tensor);
 
@@ -287,8 +288,13 @@ typedef struct sheaf_shard_embedding_args {
  * indices, weighted, scale_grad_by_freq), and `rows` for backward kinds; extents and types come from the operands. The
  * gradient is always a new tensor (as SHEAF_GRAD_OVERWRITE).
  *
- * Replicated, column-wise, batch-wise and row-dispatched forward ops and row-wise lookups give the bits of one rank;
- * row-wise bags and batch-wise gradients add in the order of ranks, the same on every run. A lookup's MaskPartial, and
+ * A quantised table is a u8 tensor of packed rows; `desc->dtype`, `dim` and `out_dtype` then say what it holds and gives.
+ * Offsets with their end (SHEAF_BAGS_OFFSETS_END) are [bags + 1], each rank's with its own end, placed by Bags where the
+ * indices are.
+ *
+ * Replicated, column-wise and batch-wise forward ops, row-wise lookups, and forward ops dispatched by rows give the bits
+ * of one rank; row-wise bags, bags dispatched by pieces (see `exact`) and gradients that span ranks add in the order of
+ * ranks, the same on every run. A lookup's MaskPartial, and
  * the Partial of a sum or gradient, are left as they are unless `call->out` asks for more; means and maxima are always
  * completed (Replicate where the strategy says Partial). */
 SHEAF_API sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const sheaf_shard_call *call,
