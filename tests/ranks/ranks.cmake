@@ -19,7 +19,11 @@ if(TARGET sheaf_mpi AND MPIEXEC_EXECUTABLE)
     set_tests_properties(killed_rank_${ranks} PROPERTIES LABELS ranks PROCESSORS 2)
   endforeach()
   # Over TCP between network namespaces, where the machine has them.
-  foreach(name ranks_embedding ranks_traffic)
+  set(netns_names ranks_embedding ranks_traffic)
+  if(SHEAF_SANITIZE)
+    set(netns_names)
+  endif()
+  foreach(name IN LISTS netns_names)
     foreach(ranks 2 4)
       add_sheaf_test(${name}_netns_${ranks} bash ${scripts}/check_netns.sh ${MPIEXEC_EXECUTABLE} ${ranks}
                      $<TARGET_FILE:${name}>)
