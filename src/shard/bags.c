@@ -240,7 +240,7 @@ void shf_bags_bring(shf_call *c, const shf_bag_operands *o, shf_bags *bags)
 
 sheaf_status shf_bags_read(shf_call *c, shf_bags *bags)
 {
-  int64_t cell = shf_core_dtype_size(c->problem.index_dtype), weight = shf_core_dtype_size(c->values);
+  int64_t cell = shf_core_dtype_size(c->problem.index_dtype), weight = shf_core_dtype_size(c->weights);
   if (!bags->host.indices) SHF_TRY(shf_call_read(c, bags->indices, bags->entries * cell, &bags->host.indices));
   if (!bags->weights || bags->host.weights) return SHEAF_OK;
   return shf_call_read(c, bags->weights, bags->entries * weight, &bags->host.weights);
@@ -257,7 +257,7 @@ static sheaf_status sum_weights(shf_call *c, const shf_bags *bags, const int64_t
   float one_f32 = 1;
   void *weights;
   SHF_TRY(shf_pool_get(&c->pool, bags->entries * shf_core_dtype_size(acc), &weights));
-  shf_convert(c->values, bags->host.weights, acc, weights, bags->entries);
+  shf_convert(c->weights, bags->host.weights, acc, weights, bags->entries);
   sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
   desc.kind = SHEAF_BAG_SUM;
   desc.dtype = acc;
