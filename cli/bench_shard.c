@@ -196,11 +196,28 @@ typedef struct figures {
   int64_t bytes;                  /* sent by this rank in a call */
 } figures;
 
+/* The mean of a number over ranks, the same on all of them; below 0 on failure. */
+static int64_t agree(const bench *b, int64_t mine)
+{
+  sheaf_placement whole = sheaf_replicate();
+  sheaf_dtensor *cut = make(b->mesh, SHEAF_I64, 1, b->ranks, 0, "S(0)"), *all = NULL;
+  int64_t sum = -1;
+  if (cut) *(int64_t *)sheaf_dtensor_local(cut)->data = mine;
+  if (cut && sheaf_dtensor_redistribute(cut, &whole, &all) == SHEAF_OK) {
+    sum = 0;
+    for (int64_t r = 0; r < b->ranks; r++) sum += ((const int64_t *)sheaf_dtensor_local(all)->data)[r];
+  }
+  sheaf_dtensor_free(cut);
+  sheaf_dtensor_free(all);
+  return sum < 0 ? sum : sum / b->ranks;
+}
+
 /* The call, its local part and the collective by turns, so that all meet the same weather; 0 on failure. */
 static int measure(const bench *b, const line *l, call *whole, call *alone, figures *f)
 {
   double times[3][MAX_RUNS];
   sheaf_placement out = sheaf_replicate();
+  int64_t sent = 0;
   if (l->out) sheaf_placement_parse(l->out, &out);
   for (int64_t i = -2; i < b->runs; i++) { /* the first two do not count */
     int64_t before = sheaf_comm_statistics(b->comm).bytes_sent;
@@ -209,8 +226,9 @@ static int measure(const bench *b, const line *l, call *whole, call *alone, figu
     if (time >= 0 && l->out) local = time_call(whole, NULL);
     if (time >= 0 && l->dispatch) local = time_call(alone, NULL);
     int64_t size = l->of_table ? b->rows * b->dim * 4 : b->indices / (l->kind == SHEAF_BAG_SUM ? BAG : 1) * b->dim * 4;
-    if (l->dispatch) size = b->ranks > 1 ? f->bytes / (b->ranks - 1) * b->ranks : 0; /* sends as much */
     if (time < 0 || local < 0) return 0;
+    if (l->dispatch && (sent = i == -2 ? agree(b, f->bytes) : sent) < 0) return 0;
+    if (l->dispatch) size = b->ranks > 1 ? sent / (b->ranks - 1) * b->ranks : 0; /* sends as much */
     if (l->collective >= 0 &&
         sheaf_comm_measure(b->comm, (sheaf_collective)l->collective, size > 64 ? size : 64, 1, &collective) != SHEAF_OK)
       return 0;
