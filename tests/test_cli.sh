@@ -254,7 +254,7 @@ expect "shard plan without a mesh" 2 shard plan --table 10x10 --indices 5
 expect "shard plan with a wrong mesh" 2 shard plan --mesh 2x --table 10x10 --indices 5
 expect "shard plan with wrong placements" 2 shard plan --mesh 2x2 --table 10x10 --indices 5 --in W=S0
 stderr_has "'W=S0'"
-expect "shard plan of a mesh without ranks" 1 shard plan --mesh 0x4 --table 10x10 --indices 5
+expect "shard plan of a mesh without ranks" 2 shard plan --mesh 0x4 --table 10x10 --indices 5
 expect "shard plan of hexadecimal" 2 shard plan --mesh 0x1p --table 10x10 --indices 5
 expect "shard plan of an empty table" 0 shard plan --mesh 4 --table 0x0 --indices 0
 expect "shard plan of packed rows" 0 shard plan --mesh 4 --table 100x16:int8 --indices 50x4 --op bag_sum --in W=S0

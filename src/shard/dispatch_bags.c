@@ -20,7 +20,7 @@ static sheaf_status get_numbers(shf_call *c, int64_t count, int64_t **numbers)
 static int64_t owner_of_entry(const shf_dispatch *d, int64_t entry)
 {
   int64_t place = d->place[entry];
-  return place >= 0 && place < d->distinct ? shf_dispatch_owner(d, d->ids[place]) : -1;
+  return place >= 0 && place < d->distinct ? d->owner[place] : -1;
 }
 
 /* ---- The choice ------------------------------------------------------------------------------------------------- */

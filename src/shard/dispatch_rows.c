@@ -41,8 +41,8 @@ static int64_t last_not_above(const int64_t *starts, int64_t count, int64_t valu
   return lo - 1;
 }
 
-/* Members without rows may share their start with the one that has them. */
-int64_t shf_dispatch_owner(const shf_dispatch *d, int64_t row)
+/* Which member holds a row; -1: none. Members without rows may share their start with the one that has them. */
+static int64_t owner_of(const shf_dispatch *d, int64_t row)
 {
   for (int64_t g = last_not_above(d->lo, d->members, row); g >= 0; g--)
     if (d->hi[g] > row)
@@ -66,10 +66,11 @@ static void find_distinct(const shf_dispatch_task *t, shf_dispatch *d, named *li
   d->distinct = 0;
   memset(d->ask_at, 0, (size_t)(d->members + 1) * sizeof *d->ask_at);
   for (int64_t i = 0, next; i < count; i = next) {
-    int64_t g = shf_dispatch_owner(d, list[i].index);
+    int64_t g = owner_of(d, list[i].index);
     for (next = i; next < count && list[next].index == list[i].index; next++)
       d->place[list[next].entry] = g < 0 ? -2 : d->distinct;
     if (g < 0) continue;
+    d->owner[d->distinct] = g;
     d->ids[d->distinct++] = list[i].index;
     d->ask_at[g + 1]++;
   }
@@ -155,6 +156,7 @@ static sheaf_status prepare(shf_pool *pool, const shf_dispatch_task *t, shf_disp
   for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) SHF_TRY(get_numbers(pool, group, lists[i]));
   SHF_TRY(get_numbers(pool, 3 * group, &d->counts));
   SHF_TRY(get_numbers(pool, t->entries, &d->ids));
+  SHF_TRY(get_numbers(pool, t->entries, &d->owner));
   SHF_TRY(get_numbers(pool, t->entries, &d->place));
   SHF_TRY(shf_pool_get(pool, t->entries * (int64_t)sizeof(named), &sorted));
   SHF_TRY(shf_pool_get(pool, t->entries * (int64_t)sizeof(named), &other));

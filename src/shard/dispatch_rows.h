@@ -15,6 +15,7 @@ typedef struct shf_dispatch {
   int64_t *ask_at;        /* members + 1: ids[ask_at[g]] .. are g's */
   int64_t *asked_at;      /* members + 1: asked[asked_at[g]] .. are those g asked for */
   int64_t distinct, *ids; /* distinct indices that a member holds */
+  int64_t *owner;         /* of each of them: the member */
   int64_t *counts;        /* for telling each other how many */
   int64_t *asked;         /* rows this rank is asked for */
   int64_t *place;         /* per entry: its index's place in ids; `distinct` for a row nobody here holds; -1: skipped */
@@ -50,8 +51,5 @@ sheaf_status shf_dispatch_return(const shf_dispatch *d, DLDevice device, const v
  * `cell` bytes each. */
 sheaf_status shf_dispatch_swap(const shf_dispatch *d, DLDevice device, const void *send, const int64_t *send_at,
                                void *receive, const int64_t *receive_at, int64_t cell);
-
-/* Which member holds a row; -1: none. */
-int64_t shf_dispatch_owner(const shf_dispatch *d, int64_t row);
 
 #endif
