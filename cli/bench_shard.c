@@ -16,9 +16,10 @@ static const char command[] = "bench shard";
 enum { BAG = 16, MAX_RUNS = 101 };
 
 typedef struct bench {
-  sheaf_comm *comm;
-  sheaf_mesh *mesh;
+  sheaf_comm *comm, *alone;
+  sheaf_mesh *mesh, *one; /* of all ranks; of this one */
   int64_t ranks, rows, dim, indices, runs;
+  int threads;
 } bench;
 
 /* One line: inputs lie as the strategy wants them; `local` is the same call with its output left as it comes. */
@@ -60,12 +61,12 @@ static int by_value(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-static sheaf_dtensor *make(const bench *b, sheaf_dtype dtype, int rank, int64_t rows, int64_t columns,
+static sheaf_dtensor *make(sheaf_mesh *mesh, sheaf_dtype dtype, int rank, int64_t rows, int64_t columns,
                            const char *placement)
 {
   sheaf_dtensor_desc desc = SHEAF_DTENSOR_DESC_INIT;
   sheaf_dtensor *tensor = NULL;
-  desc.mesh = b->mesh;
+  desc.mesh = mesh;
   desc.dtype = dtype;
   desc.rank = rank;
   desc.shape[0] = rows;
@@ -91,27 +92,31 @@ static const sheaf_strategy *find_strategy(const sheaf_strategy_list *list, cons
   return NULL;
 }
 
+/* One op, ready to be called. */
 typedef struct call {
   sheaf_embedding_desc desc;
   sheaf_shard_call how;
   sheaf_shard_embedding_args args;
-  sheaf_dtensor *out;
+  sheaf_strategy_list *list;
+  sheaf_dtensor *first, *index, *out;
 } call;
 
-/* Median time of a call in microseconds; below 0 when it failed. */
-static double time_call(const bench *b, call *c, const sheaf_placement *out)
+/* Time of a call in microseconds; below 0 when it failed. */
+static double time_call(call *c, const sheaf_placement *out)
 {
-  double times[MAX_RUNS] = {0};
   c->how.out = out;
-  for (int64_t i = -1; i < b->runs; i++) {
-    c->out = NULL;
-    double start = now_us();
-    if (sheaf_shard_embedding_run(&c->desc, &c->how, &c->args) != SHEAF_OK) return -1;
-    if (i >= 0) times[i] = now_us() - start;
-    sheaf_dtensor_free(c->out);
-  }
-  qsort(times, (size_t)b->runs, sizeof *times, by_value);
-  return times[b->runs / 2];
+  c->out = NULL;
+  double start = now_us();
+  if (sheaf_shard_embedding_run(&c->desc, &c->how, &c->args) != SHEAF_OK) return -1;
+  double time = now_us() - start;
+  sheaf_dtensor_free(c->out);
+  return time;
+}
+
+static double median(double *times, int64_t count)
+{
+  qsort(times, (size_t)count, sizeof *times, by_value);
+  return times[count / 2];
 }
 
 static void fill_indices(const bench *b, const sheaf_dtensor *indices)
@@ -126,11 +131,14 @@ static void fill_indices(const bench *b, const sheaf_dtensor *indices)
   }
 }
 
-static int run_line(const bench *b, const line *l)
+/* A line's op on a mesh with so many indices; 0 when there is no such strategy. */
+static int prepare(const bench *b, const line *l, sheaf_mesh *mesh, int64_t indices, call *c)
 {
-  int bags = l->kind == SHEAF_BAG_SUM, backward = l->kind == SHEAF_LOOKUP_BACKWARD, first_rank = 2;
+  int bags = l->kind == SHEAF_BAG_SUM, backward = l->kind == SHEAF_LOOKUP_BACKWARD;
+  *c =
+      (call){SHEAF_EMBEDDING_DESC_INIT, SHEAF_SHARD_CALL_INIT, SHEAF_SHARD_EMBEDDING_ARGS_INIT, NULL, NULL, NULL, NULL};
   sheaf_shard_problem p = SHEAF_SHARD_PROBLEM_INIT;
-  p.mesh = b->mesh;
+  p.mesh = mesh;
   p.kind = (uint16_t)l->kind;
   p.bag_form = SHEAF_BAGS_MATRIX;
   p.dtype = SHEAF_F32;
@@ -138,89 +146,142 @@ static int run_line(const bench *b, const line *l)
   p.rows = b->rows;
   p.dim = b->dim;
   p.index_rank = bags ? 2 : 1;
-  p.bags = b->indices / BAG;
-  p.index_shape[0] = bags ? p.bags : b->indices;
+  p.bags = indices / BAG;
+  p.index_shape[0] = bags ? p.bags : indices;
   p.index_shape[1] = bags ? BAG : 0;
-  sheaf_dtensor *first = make(b, SHEAF_F32, first_rank, backward ? b->indices : b->rows, b->dim, l->first);
-  sheaf_dtensor *index = make(b, SHEAF_I64, p.index_rank, p.index_shape[0], p.index_shape[1], l->index);
-  sheaf_strategy_list *list = NULL;
+  c->first = make(mesh, SHEAF_F32, 2, backward ? indices : b->rows, b->dim, l->first);
+  c->index = make(mesh, SHEAF_I64, p.index_rank, p.index_shape[0], p.index_shape[1], l->index);
+  if (!c->first || !c->index) return 0;
+  p.in[0][0] = sheaf_dtensor_describe(c->first)->placements[0];
+  p.in[1][0] = sheaf_dtensor_describe(c->index)->placements[0];
+  fill_indices(b, c->index);
+  if (sheaf_strategies(&p, 0, NULL, &c->list) != SHEAF_OK) return 0;
+  c->how.strategy = find_strategy(c->list, l, &p);
+  c->desc.kind = l->kind;
+  c->desc.rows = b->rows;
+  c->desc.bag_form = SHEAF_BAGS_MATRIX;
+  c->args.indices = c->index;
+  if (backward)
+    c->args.grad_out = c->first, c->args.table_grad = &c->out;
+  else
+    c->args.table = c->first, c->args.out = &c->out;
+  return c->how.strategy != NULL;
+}
+
+static void finish(call *c)
+{
+  sheaf_dtensor_free(c->first);
+  sheaf_dtensor_free(c->index);
+  sheaf_strategy_list_free(c->list);
+}
+
+typedef struct figures {
+  double time, local, collective; /* microseconds */
+  int64_t bytes;                  /* sent by this rank in a call */
+} figures;
+
+/* The mean of a number over ranks, the same on all of them; below 0 on failure. */
+static int64_t agree(const bench *b, int64_t mine)
+{
+  sheaf_placement whole = sheaf_replicate();
+  sheaf_dtensor *cut = make(b->mesh, SHEAF_I64, 1, b->ranks, 0, "S(0)"), *all = NULL;
+  int64_t sum = -1;
+  if (cut) *(int64_t *)sheaf_dtensor_local(cut)->data = mine;
+  if (cut && sheaf_dtensor_redistribute(cut, &whole, &all) == SHEAF_OK) {
+    sum = 0;
+    for (int64_t r = 0; r < b->ranks; r++) sum += ((const int64_t *)sheaf_dtensor_local(all)->data)[r];
+  }
+  sheaf_dtensor_free(cut);
+  sheaf_dtensor_free(all);
+  return sum < 0 ? sum : sum / b->ranks;
+}
+
+/* The call, its local part and the collective by turns, so that all meet the same weather; 0 on failure. */
+static int measure(const bench *b, const line *l, call *whole, call *alone, figures *f)
+{
+  double times[3][MAX_RUNS];
   sheaf_placement out = sheaf_replicate();
-  call c = {SHEAF_EMBEDDING_DESC_INIT, SHEAF_SHARD_CALL_INIT, SHEAF_SHARD_EMBEDDING_ARGS_INIT, NULL};
-  double time = -1, local = 0, collective = 0;
-  int64_t bytes = 0;
-  if (first && index) {
-    p.in[0][0] = sheaf_dtensor_describe(first)->placements[0];
-    p.in[1][0] = sheaf_dtensor_describe(index)->placements[0];
-    fill_indices(b, index);
-    if (l->out) sheaf_placement_parse(l->out, &out);
-    if (sheaf_strategies(&p, 0, NULL, &list) == SHEAF_OK) c.how.strategy = find_strategy(list, l, &p);
-  }
-  if (c.how.strategy) {
-    c.desc.kind = l->kind;
-    c.desc.rows = b->rows;
-    c.desc.bag_form = SHEAF_BAGS_MATRIX;
-    c.args.indices = index;
-    if (backward)
-      c.args.grad_out = first, c.args.table_grad = &c.out;
-    else
-      c.args.table = first, c.args.out = &c.out;
+  int64_t sent = 0;
+  if (l->out) sheaf_placement_parse(l->out, &out);
+  for (int64_t i = -2; i < b->runs; i++) { /* the first two do not count */
     int64_t before = sheaf_comm_statistics(b->comm).bytes_sent;
-    time = time_call(b, &c, l->out ? &out : NULL);
-    bytes = (sheaf_comm_statistics(b->comm).bytes_sent - before) / (b->runs + 1);
-    if (time >= 0 && l->out) local = time_call(b, &c, NULL);
-    int64_t size = l->of_table ? b->rows * b->dim * 4 : (bags ? p.bags : b->indices) * b->dim * 4;
-    if (l->dispatch) size = b->indices / b->ranks * (b->dim * 4 + 8); /* as if no index came twice */
-    if (l->collective >= 0 && time >= 0 &&
-        sheaf_comm_measure(b->comm, (sheaf_collective)l->collective, size > 64 ? size : 64, (int)b->runs,
-                           &collective) != SHEAF_OK)
-      time = -1;
+    double time = time_call(whole, l->out ? &out : NULL), local = 0, collective = 0;
+    f->bytes = sheaf_comm_statistics(b->comm).bytes_sent - before;
+    if (time >= 0 && l->out) local = time_call(whole, NULL);
+    if (time >= 0 && l->dispatch) local = time_call(alone, NULL);
+    int64_t size = l->of_table ? b->rows * b->dim * 4 : b->indices / (l->kind == SHEAF_BAG_SUM ? BAG : 1) * b->dim * 4;
+    if (time < 0 || local < 0) return 0;
+    if (l->dispatch && (sent = i == -2 ? agree(b, f->bytes) : sent) < 0) return 0;
+    if (l->dispatch) size = b->ranks > 1 ? sent / (b->ranks - 1) * b->ranks : 0; /* sends as much */
+    if (l->collective >= 0 &&
+        sheaf_comm_measure(b->comm, (sheaf_collective)l->collective, size > 64 ? size : 64, 1, &collective) != SHEAF_OK)
+      return 0;
+    if (i < 0) continue;
+    times[0][i] = time;
+    times[1][i] = local;
+    times[2][i] = collective;
   }
-  int failed = time < 0;
-  if (failed)
-    cli_complain(command, "%s: %s", l->name,
-                 c.how.strategy ? sheaf_last_error() : "there is no such strategy on this mesh");
-  if (!failed && sheaf_comm_rank(b->comm) == 0) {
-    printf("%-28s %10.1f %12lld %10.1f", l->name, time, (long long)bytes, local);
-    if (collective > 0) printf(" %11.1f %7.2f", collective, (time - local) / collective);
+  f->time = median(times[0], b->runs);
+  f->local = median(times[1], b->runs);
+  f->collective = median(times[2], b->runs);
+  return 1;
+}
+
+static int run_line(const bench *b, const line *l)
+{
+  call whole, alone = {.out = NULL};
+  figures f = {0};
+  int ready = prepare(b, l, b->mesh, b->indices, &whole), well = ready;
+  if (ready && l->dispatch) well = ready = prepare(b, l, b->one, b->indices / b->ranks, &alone);
+  if (ready) well = measure(b, l, &whole, &alone, &f);
+  if (!well)
+    cli_complain(command, "%s: %s", l->name, ready ? sheaf_last_error() : "there is no such strategy on this mesh");
+  if (well && sheaf_comm_rank(b->comm) == 0) {
+    printf("%-28s %10.1f %12lld %10.1f", l->name, f.time, (long long)f.bytes, f.local);
+    if (f.collective > 0) printf(" %11.1f %7.2f", f.collective, (f.time - f.local) / f.collective);
     putchar('\n');
     fflush(stdout);
   }
-  sheaf_dtensor_free(first);
-  sheaf_dtensor_free(index);
-  sheaf_strategy_list_free(list);
-  return failed ? CLI_FAILED : CLI_OK;
+  finish(&whole);
+  finish(&alone);
+  return well ? CLI_OK : CLI_FAILED;
 }
 
 static int run_lines(bench *b)
 {
+  const int64_t single = 1;
   b->ranks = sheaf_comm_size(b->comm);
-  if (sheaf_mesh_create(&b->ranks, 1, b->comm, &b->mesh) != SHEAF_OK) {
+  if (b->threads == 0) b->threads = sheaf_threads() / (int)b->ranks;
+  if (sheaf_set_threads(b->threads > 1 ? b->threads : 1) != SHEAF_OK ||
+      sheaf_mesh_create(&b->ranks, 1, b->comm, &b->mesh) != SHEAF_OK ||
+      sheaf_comm_open("self", NULL, &b->alone) != SHEAF_OK ||
+      sheaf_mesh_create(&single, 1, b->alone, &b->one) != SHEAF_OK) {
     cli_complain(command, "%s", sheaf_last_error());
     return CLI_FAILED;
   }
   int code = CLI_OK;
   if (sheaf_comm_rank(b->comm) == 0) {
-    printf("%lld ranks, table %lld x %lld f32, %lld indices\n", (long long)b->ranks, (long long)b->rows,
-           (long long)b->dim, (long long)b->indices);
+    printf("%lld ranks of %d threads, table %lld x %lld f32, %lld indices\n", (long long)b->ranks, sheaf_threads(),
+           (long long)b->rows, (long long)b->dim, (long long)b->indices);
     printf("%-28s %10s %12s %10s %11s %7s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio");
   }
   for (size_t i = 0; i < sizeof lines / sizeof *lines && code == CLI_OK; i++) code = run_line(b, &lines[i]);
+  sheaf_mesh_free(b->one);
+  sheaf_comm_close(b->alone);
   sheaf_mesh_free(b->mesh);
   return code;
 }
 
 int bench_shard(int argc, char **argv)
 {
-  const char *engine = "mpi", *rows = "131072", *dim = "64", *indices = "131072", *runs = "15";
-  const cli_option options[] = {{"--engine", CLI_TEXT, &engine},
-                                {"--rows", CLI_TEXT, &rows},
-                                {"--dim", CLI_TEXT, &dim},
-                                {"--indices", CLI_TEXT, &indices},
-                                {"--runs", CLI_TEXT, &runs}};
+  bench b = {0};
+  const char *engine = "mpi", *rows = "131072", *dim = "64", *indices = "131072", *runs = "11";
+  const cli_option options[] = {{"--engine", CLI_TEXT, &engine}, {"--rows", CLI_TEXT, &rows},
+                                {"--dim", CLI_TEXT, &dim},       {"--indices", CLI_TEXT, &indices},
+                                {"--runs", CLI_TEXT, &runs},     {"--threads", CLI_THREADS, &b.threads}};
   const cli_syntax syntax = {command, options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
-  bench b = {0};
   if (shard_read_extents(rows, &b.rows, 1) != 1 || shard_read_extents(dim, &b.dim, 1) != 1 || b.rows < 1 || b.dim < 1 ||
       shard_read_extents(indices, &b.indices, 1) != 1 || b.indices < BAG)
     return cli_misused(command, "--rows, --dim and --indices take numbers; indices at least %d", BAG);

@@ -32,13 +32,16 @@ int shard_read_extents(const char *text, int64_t *extents, int room)
 {
   const double most = 70368744177664.0; /* 2^46, the largest extent of a plan */
   for (int count = 0; count < room;) {
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || !(value >= 0) || value > most || value != floor(value)) return 0;
+    char word[32], *end; /* one number, up to the x: "0x4" is a zero and a four, not hexadecimal */
+    size_t length = strcspn(text, "x");
+    if (length == 0 || length >= sizeof word || !(*text >= '0' && *text <= '9')) return 0;
+    memcpy(word, text, length);
+    word[length] = 0;
+    double value = strtod(word, &end);
+    if (*end || !(value >= 0) || value > most || value != floor(value)) return 0;
     extents[count++] = (int64_t)value;
-    if (*end == 0) return count;
-    if (*end != 'x') return 0;
-    text = end + 1;
+    if (text[length] == 0) return count;
+    text += length + 1;
   }
   return 0;
 }

@@ -166,12 +166,13 @@ static const cli_described bench_shard_options[] = {
     {"--rows", NULL, "N", "rows of the table; default 131072"},
     {"--dim", NULL, "N", "columns; default 64"},
     {"--indices", NULL, "N", "indices of a batch, in bags of 16; default 131072"},
-    {"--runs", NULL, "N", "runs of each, of which the median counts; default 15"}};
+    {"--runs", NULL, "N", "runs of each, of which the median counts; default 11"},
+    {"--threads", NULL, "N", "of each rank; default: the machine's, divided among the ranks"}};
 
 static const cli_described shard_plan_options[] = {
     {"--mesh", NULL, "SIZES", "ranks along each mesh dimension, as 2x4"},
     {"--table", NULL, "SHAPE",
-     "rows and columns, as 1e9x128, with :f32 (default) :f64 :f16 or :bf16; of segment ops, the data"},
+     "rows and columns, as 1e9x128, with :f32 (default) :f64 :f16 :bf16 :int8 or :int4; of segment ops, the data"},
     {"--indices", NULL, "SHAPE",
      "shape of the indices, as 8192x50, with :i64 (default) or :i32; of bags [bags, length], or "
      "their number"},
@@ -291,7 +292,7 @@ const cli_command cli_commands[] = {
      "elsewhere, "
      "B the entries of the rank's bags. Candidates with '+' are Sheaf's own; 'dispatch' means that indices travel to "
      "the "
-     "ranks that hold their rows, and the rows travel back.",
+     "ranks that hold their rows, and the rows, or sums of them, travel back.",
      WITH(shard_plan_options), NULL},
     {"shard verify", "FILE", "compare strategies and compatible costs with a file of reference cases",
      "Enumerates the strategies of every case in FILE, without Sheaf's additions, and compares their number, order, "

@@ -16,8 +16,8 @@ typedef struct request {
   int all, json;
 } request;
 
-/* "1e9x128:f16" into extents and a type, which keeps its default when none is written. */
-static int read_typed(const char *text, int64_t *extents, int room, sheaf_dtype *dtype)
+/* "1e9x128:f16" into extents and a type, one of `types`, which keeps its default when none is written. */
+static int read_typed(const char *text, int64_t *extents, int room, const sheaf_dtype *types, sheaf_dtype *dtype)
 {
   char shape[128];
   size_t length = strcspn(text, ":");
@@ -26,8 +26,8 @@ static int read_typed(const char *text, int64_t *extents, int room, sheaf_dtype 
   shape[length] = 0;
   if (text[length] == ':') {
     *dtype = SHEAF_DTYPE_NONE;
-    for (int d = SHEAF_F32; d <= SHEAF_I64; d++)
-      if (strcmp(text + length + 1, sheaf_dtype_name((sheaf_dtype)d)) == 0) *dtype = (sheaf_dtype)d;
+    for (; *types; types++)
+      if (strcmp(text + length + 1, sheaf_dtype_name(*types)) == 0) *dtype = *types;
     if (*dtype == SHEAF_DTYPE_NONE) return 0;
   }
   return shard_read_extents(shape, extents, room);
@@ -79,13 +79,16 @@ static int read_inputs(const request *r, int dims, sheaf_shard_problem *p)
 
 static int read_extents_of_op(const request *r, sheaf_shard_problem *p)
 {
+  static const sheaf_dtype values[] = {SHEAF_F32,  SHEAF_F64,  SHEAF_F16,       SHEAF_BF16,
+                                       SHEAF_INT8, SHEAF_INT4, SHEAF_DTYPE_NONE},
+                           indices[] = {SHEAF_I64, SHEAF_I32, SHEAF_DTYPE_NONE};
   int64_t table[2], number = 0;
-  if (read_typed(r->table, table, 2, &p->dtype) != 2)
+  if (read_typed(r->table, table, 2, values, &p->dtype) != 2)
     return cli_misused(command, "--table takes ROWSxCOLUMNS[:TYPE], not '%s'", r->table);
   p->rows = table[0];
   p->dim = table[1];
   if (r->indices) {
-    p->index_rank = read_typed(r->indices, p->index_shape, SHEAF_SHARD_MAX_RANK - 1, &p->index_dtype);
+    p->index_rank = read_typed(r->indices, p->index_shape, SHEAF_SHARD_MAX_RANK - 1, indices, &p->index_dtype);
     if (p->index_rank == 0) return cli_misused(command, "--indices takes a shape, not '%s'", r->indices);
   }
   const char *groups = p->category == SHEAF_CATEGORY_SEGMENT ? r->segments : r->bags;

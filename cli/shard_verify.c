@@ -1,7 +1,8 @@
 /* cli/shard_verify.c: `sheaf shard verify`: strategies, their order and their compatible costs against a file.
  *
  * The file is {"cases": [{"op", "mesh", "shapes", "in", "strategies": [{"out", "in", "cost"}]}]}: placements are lists of
- * words, one per mesh dimension; a cost is a list of one number (null: infinite) per input. */
+ * words, one per mesh dimension; a cost is a list of one number (null: infinite) per input. A case may also have
+ * "dtypes", of values and indices; f32 and i64 without. */
 #include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
@@ -12,8 +13,8 @@
 #include "cli_impl.h"
 #include "shard_cli.h"
 
-/* Costs are printed with six digits behind the point. */
-static const double tolerance = 1e-6;
+/* Costs are printed with six digits behind the point; large ones have no more digits than a double. */
+static double tolerance_of(double cost) { return 1e-6 + 1e-12 * fabs(cost); }
 
 typedef struct verdict {
   char text[256];
@@ -27,6 +28,39 @@ static int differ(verdict *v, const char *format, ...)
   vsnprintf(v->text, sizeof v->text, format, values);
   va_end(values);
   return 0;
+}
+
+/* ---- Types ------------------------------------------------------------------------------------------------------- */
+
+/* A type by Sheaf's name or PyTorch's ("torch.float16"); NONE for anything else. */
+static sheaf_dtype read_type(const json_t *name)
+{
+  static const struct {
+    const char *name;
+    sheaf_dtype dtype;
+  } others[] = {{"float32", SHEAF_F32},   {"float64", SHEAF_F64}, {"float16", SHEAF_F16},
+                {"bfloat16", SHEAF_BF16}, {"int32", SHEAF_I32},   {"int64", SHEAF_I64}};
+  const char *text = json_string_value(name);
+  if (!text) return SHEAF_DTYPE_NONE;
+  if (strncmp(text, "torch.", 6) == 0) text += 6;
+  for (int d = SHEAF_F32; d <= SHEAF_I64; d++)
+    if (strcmp(text, sheaf_dtype_name((sheaf_dtype)d)) == 0) return (sheaf_dtype)d;
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+    if (strcmp(text, others[i].name) == 0) return others[i].dtype;
+  return SHEAF_DTYPE_NONE;
+}
+
+static int is_index(sheaf_dtype dtype) { return dtype == SHEAF_I32 || dtype == SHEAF_I64; }
+
+/* "dtypes": [of values, of indices], when a case has them; else f32 and i64. */
+static int read_types(const json_t *root, sheaf_shard_problem *p, verdict *v)
+{
+  const json_t *types = json_object_get(root, "dtypes");
+  p->dtype = types ? read_type(json_array_get(types, 0)) : SHEAF_F32;
+  p->index_dtype = types ? read_type(json_array_get(types, 1)) : SHEAF_I64;
+  if (p->dtype == SHEAF_DTYPE_NONE || is_index(p->dtype) || !is_index(p->index_dtype))
+    return differ(v, "dtypes is no list of a type of values and one of indices");
+  return 1;
 }
 
 /* ---- Reading a case ---------------------------------------------------------------------------------------------- */
@@ -75,8 +109,7 @@ static int read_problem(const json_t *root, sheaf_shard_problem *p, verdict *v)
     return differ(v, "shapes are not those of the op");
   p->rows = p->kind == SHEAF_LOOKUP ? first[0] : 0; /* a gradient does not say how many rows the table has */
   p->dim = first[rank - 1];
-  p->dtype = SHEAF_F32;
-  p->index_dtype = SHEAF_I64;
+  if (!read_types(root, p, v)) return 0;
   int dims = sheaf_mesh_dims(p->mesh);
   for (int j = 0; j < 2; j++)
     if (!read_placements(json_array_get(in, (size_t)j), dims, p, p->in[j]))
@@ -112,7 +145,7 @@ static int same_cost(const json_t *wanted, double got, int input, int64_t number
   if (!item || (!json_is_null(item) && !json_is_number(item)))
     return differ(v, "strategy %lld: cost[%d] is no number", (long long)number, input);
   double expected = json_is_null(item) ? INFINITY : json_number_value(item);
-  if (isinf(expected) ? isinf(got) : fabs(got - expected) <= tolerance) return 1;
+  if (isinf(expected) ? isinf(got) : fabs(got - expected) <= tolerance_of(expected)) return 1;
   return differ(v, "strategy %lld: cost of input %d is %.6f, expected %.6f", (long long)number, input, got, expected);
 }
 

@@ -261,6 +261,17 @@ expect "shard plan without a mesh" 2 shard plan --table 10x10 --indices 5
 expect "shard plan with a wrong mesh" 2 shard plan --mesh 2x --table 10x10 --indices 5
 expect "shard plan with wrong placements" 2 shard plan --mesh 2x2 --table 10x10 --indices 5 --in W=S0
 stderr_has "'W=S0'"
+expect "shard plan of a mesh without ranks" 2 shard plan --mesh 0x4 --table 10x10 --indices 5
+expect "shard plan of hexadecimal" 2 shard plan --mesh 0x1p --table 10x10 --indices 5
+expect "shard plan of an empty table" 0 shard plan --mesh 4 --table 0x0 --indices 0
+expect "shard plan of packed rows" 0 shard plan --mesh 4 --table 100x16:int8 --indices 50x4 --op bag_sum --in W=S0
+expect "shard plan of packed rows' gradient" 1 shard plan --mesh 4 --table 100x16:int4 --indices 50 --op lookup_backward
+expect "shard plan of a table of indices" 2 shard plan --mesh 4 --table 10x4:i32 --indices 5
+printf '{"cases": [5, null, {"mesh": [2]}, {"op": "aten.embedding.default", "mesh": [0], "shapes": [[4, 4], [2]]}]}' \
+  >"$scratch/hostile.json"
+expect "shard verify of cases that are none" 1 shard verify "$scratch/hostile.json"
+printf '[1' >"$scratch/broken.json"
+expect "shard verify of half a file" 2 shard verify "$scratch/broken.json"
 expect "shard plan of an unknown op" 2 shard plan --mesh 2 --table 10x10 --indices 5 --op frobnicate
 expect "shard verify without a file" 2 shard verify
 expect "shard verify of no file" 2 shard verify "$scratch/nothing.json"

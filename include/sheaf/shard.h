@@ -15,6 +15,7 @@
 #ifndef SHEAF_SHARD_H
 #define SHEAF_SHARD_H
 
+#include "device.h"
 #include "plan.h"
 
 #ifdef __cplusplus
@@ -33,7 +34,17 @@ typedef struct sheaf_comm sheaf_comm;
  *   "mpi"   processes under mpirun; handle is a pointer to an MPI_Comm, NULL means MPI_COMM_WORLD. MPI is started when
  *           it was not, and then also ended when the process exits. Needs the plug-in libsheaf_mpi.so beside the library
  *           or in a folder of SHEAF_PLUGIN_PATH (separated by colons)
+ *   "nccl"  CUDA devices; handle is a pointer to a sheaf_nccl_handle, NULL means one rank on device 0. Needs the plug-in
+ *           libsheaf_cuda.so and, opened when it is first asked for, libnccl.so.2 (SHEAF_NCCL names another file)
+ * Every engine moves tensors of CPU and device memory alike; those that it cannot reach are copied on the way.
  * UNAVAILABLE, with the file that was looked for, when the engine is not there. `*comm` is NULL on failure. */
+typedef struct sheaf_nccl_handle {
+  size_t struct_size;
+  int device;            /* this rank's CUDA device; each has one of its own */
+  sheaf_comm *bootstrap; /* a communicator of the same ranks, such as "mpi", used once to find each other; NULL: one rank */
+  void *comm;            /* an ncclComm_t to work in, borrowed: bootstrap is not read then */
+} sheaf_nccl_handle;
+#define SHEAF_NCCL_HANDLE_INIT SHEAF_INIT(sheaf_nccl_handle)
 SHEAF_API sheaf_status sheaf_comm_open(const char *engine, const void *handle, sheaf_comm **comm);
 SHEAF_API void sheaf_comm_close(sheaf_comm *comm);
 SHEAF_API int64_t sheaf_comm_rank(const sheaf_comm *comm);
@@ -66,7 +77,8 @@ typedef struct sheaf_mesh sheaf_mesh;
 
 /* A mesh of sizes[0] x sizes[1] x ... ranks, over a communicator of as many (borrowed, it outlives the mesh), or with
  * comm NULL over none: good for planning. Collective calls on the tensors of one communicator are made by one thread at
- * a time. A mesh keeps up to four large buffers of past calls for the next ones; freeing it frees them. */
+ * a time. A mesh keeps up to sixteen buffers of past calls, none above 1 GiB, for the next ones; freeing it
+ * frees them. */
 SHEAF_API sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm, sheaf_mesh **mesh);
 SHEAF_API void sheaf_mesh_free(sheaf_mesh *mesh);
 SHEAF_API int sheaf_mesh_dims(const sheaf_mesh *mesh);
@@ -223,6 +235,7 @@ typedef struct sheaf_dtensor_desc {
   int rank;
   int64_t shape[SHEAF_SHARD_MAX_RANK]; /* of the whole; with Bags the number of all entries */
   sheaf_placement placements[SHEAF_MESH_MAX_DIMS];
+  DLDevice device; /* this rank's CUDA device; {0, 0} is the CPU. Wrapped tensors have their local part's */
 } sheaf_dtensor_desc;
 #define SHEAF_DTENSOR_DESC_INIT SHEAF_INIT(sheaf_dtensor_desc)
 
@@ -235,7 +248,7 @@ SHEAF_API sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, shea
 
 SHEAF_API void sheaf_dtensor_free(sheaf_dtensor *tensor);
 
-/* What it is, and this rank's part (contiguous, on the CPU; its data may be written). Both belong to the tensor. */
+/* What it is, and this rank's part (contiguous, on its device; its data may be written). Both belong to the tensor. */
 SHEAF_API const sheaf_dtensor_desc *sheaf_dtensor_describe(const sheaf_dtensor *tensor);
 SHEAF_API const DLTensor *sheaf_dtensor_local(const sheaf_dtensor *tensor);
 
@@ -253,6 +266,8 @@ typedef struct sheaf_shard_call {
   const sheaf_placement *out;     /* where the output shall lie, one per mesh dimension; NULL: as the strategy gives it */
   const sheaf_mesh_profile *profile;   /* for choosing */
   sheaf_strategy *chosen;         /* optional: what was used */
+  uint8_t exact;                  /* 1: dispatched sums and means of bags have the bits of one rank: rows travel even */
+                                  /* where ranks' sums would be less */
 } sheaf_shard_call;
 #define SHEAF_SHARD_CALL_INIT SHEAF_INIT(sheaf_shard_call)
 
@@ -273,8 +288,13 @@ typedef struct sheaf_shard_embedding_args {
  * indices, weighted, scale_grad_by_freq), and `rows` for backward kinds; extents and types come from the operands. The
  * gradient is always a new tensor (as SHEAF_GRAD_OVERWRITE).
  *
- * Replicated, column-wise, batch-wise and row-dispatched forward ops and row-wise lookups give the bits of one rank;
- * row-wise bags and batch-wise gradients add in the order of ranks, the same on every run. A lookup's MaskPartial, and
+ * A quantised table is a u8 tensor of packed rows; `desc->dtype`, `dim` and `out_dtype` then say what it holds and gives.
+ * Offsets with their end (SHEAF_BAGS_OFFSETS_END) are [bags + 1], each rank's with its own end, placed by Bags where the
+ * indices are.
+ *
+ * Replicated, column-wise and batch-wise forward ops, row-wise lookups, and forward ops dispatched by rows give the bits
+ * of one rank; row-wise bags, bags dispatched by pieces (see `exact`) and gradients that span ranks add in the order of
+ * ranks, the same on every run. A lookup's MaskPartial, and
  * the Partial of a sum or gradient, are left as they are unless `call->out` asks for more; means and maxima are always
  * completed (Replicate where the strategy says Partial). */
 SHEAF_API sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const sheaf_shard_call *call,

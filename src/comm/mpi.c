@@ -38,13 +38,13 @@ static int start_mpi(char *why)
   return 0;
 }
 
-static int mpi_open(const void *handle, void **state, int64_t *rank, int64_t *size, char *why)
+static int mpi_open(const shf_engine_start *start, void **state, int64_t *rank, int64_t *size, char *why)
 {
   if (start_mpi(why) != 0) return 1;
   mpi_state *made = calloc(1, sizeof *made);
   if (!made) return snprintf(why, SHF_COMM_TEXT, "out of memory"), 1;
   int my_rank, ranks;
-  MPI_Comm_dup(handle ? *(const MPI_Comm *)handle : MPI_COMM_WORLD, &made->comm);
+  MPI_Comm_dup(start->handle ? *(const MPI_Comm *)start->handle : MPI_COMM_WORLD, &made->comm);
   MPI_Comm_rank(made->comm, &my_rank);
   MPI_Comm_size(made->comm, &ranks);
   *rank = my_rank;
@@ -98,6 +98,14 @@ static int64_t post(const mpi_state *s, const shf_message *list, int64_t count, 
   return posted;
 }
 
+/* Others already wait for this rank: end the job with a message rather than leave them waiting. */
+static void mpi_abandon(void *state, const char *sentence)
+{
+  const mpi_state *s = state;
+  fprintf(stderr, "sheaf: %s\n", sentence);
+  MPI_Abort(s->comm, 1);
+}
+
 static int mpi_exchange(void *state, const shf_message *send, int64_t sends, const shf_message *receive,
                         int64_t receives, char *why)
 {
@@ -107,9 +115,8 @@ static int mpi_exchange(void *state, const shf_message *send, int64_t sends, con
     size_t bytes =
         (size_t)needed * sizeof(MPI_Request); /* NOLINT(bugprone-sizeof-expression): handles may be pointers */
     MPI_Request *more = realloc(s->requests, bytes);
-    if (!more) { /* others already wait for this rank: end the job with a message rather than leave them waiting */
-      fprintf(stderr, "sheaf: no memory for %lld MPI requests\n", (long long)needed);
-      MPI_Abort(s->comm, 1);
+    if (!more) {
+      mpi_abandon(s, "no memory for MPI's requests");
       return snprintf(why, SHF_COMM_TEXT, "out of memory"), 1;
     }
     s->requests = more;
@@ -144,10 +151,12 @@ static int mpi_measure(void *state, sheaf_collective collective, char *send, cha
 }
 
 static const shf_engine engine = {.name = "mpi",
+                                  .memory = kDLCPU,
                                   .open = mpi_open,
                                   .close = mpi_close,
                                   .gather = mpi_gather,
                                   .exchange = mpi_exchange,
+                                  .abandon = mpi_abandon,
                                   .measure = mpi_measure};
 
 static const shf_comm_plugin plugin = {{SHF_COMM_ABI, SHEAF_VERSION_STRING}, &engine};

@@ -5,9 +5,9 @@
 
 /* NOLINTBEGIN(readability-non-const-parameter): the signatures of an engine */
 
-static int self_open(const void *handle, void **state, int64_t *rank, int64_t *size, char *why)
+static int self_open(const shf_engine_start *start, void **state, int64_t *rank, int64_t *size, char *why)
 {
-  (void)handle, (void)why;
+  (void)start, (void)why;
   *state = NULL;
   *rank = 0;
   *size = 1;
@@ -30,6 +30,8 @@ static int self_exchange(void *state, const shf_message *send, int64_t sends, co
   return 0; /* there is no other rank, so the lists are empty */
 }
 
+static void self_abandon(void *state, const char *sentence) { (void)state, (void)sentence; } /* nobody waits */
+
 static int self_measure(void *state, sheaf_collective collective, char *send, char *receive, int64_t bytes,
                         double *microseconds, char *why)
 {
@@ -39,9 +41,11 @@ static int self_measure(void *state, sheaf_collective collective, char *send, ch
 }
 
 const shf_engine shf_engine_self = {.name = "self",
+                                    .memory = kDLCPU,
                                     .open = self_open,
                                     .close = self_close,
                                     .gather = self_gather,
                                     .exchange = self_exchange,
+                                    .abandon = self_abandon,
                                     .measure = self_measure};
 /* NOLINTEND(readability-non-const-parameter) */

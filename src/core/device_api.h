@@ -11,6 +11,7 @@
 
 #include <sheaf/device.h>
 
+#include "core/engine.h"
 #include "core/kernel.h"
 #include "core/plugin.h"
 
@@ -68,6 +69,28 @@ typedef struct shf_device_map {
   int64_t index_limit;
 } shf_device_map;
 
+/* What becomes of a cell of the target. */
+typedef enum shf_fold_kind {
+  SHF_FOLD_STORE, /* the source's bits */
+  SHF_FOLD_BITS,  /* sums of unsigned integers */
+  SHF_FOLD_SUM,
+  SHF_FOLD_PROD,
+  SHF_FOLD_MAX, /* the first NaN, else the first of the largest */
+  SHF_FOLD_MIN
+} shf_fold_kind;
+
+/* A box of cells of one array folded into another: extents, and distances in cells of either. */
+typedef struct shf_fold_task {
+  shf_fold_kind kind;
+  sheaf_dtype dtype; /* SUM, PROD, MAX, MIN: F32 F64, SUM also I64 */
+  int64_t cell;      /* bytes: 1, 2, 4 or 8 */
+  int from_zero;     /* the target counts as +0: the first term of a sum */
+  int rank;
+  int64_t extent[SHEAF_SHARD_MAX_RANK], from_stride[SHEAF_SHARD_MAX_RANK], to_stride[SHEAF_SHARD_MAX_RANK];
+  const char *from;
+  char *to;
+} shf_fold_task;
+
 typedef struct shf_device_api {
   shf_plugin_head head;
   const shf_kernel_row *rows; /* arch is what tells devices apart; stages are NULL, run does it all */
@@ -107,6 +130,14 @@ typedef struct shf_device_api {
   sheaf_status (*pool_allocate)(int device, size_t bytes, void *stream, void **memory);
   sheaf_status (*pool_release)(int device, void *memory, void *stream);
   sheaf_status (*pool_trim)(int device);
+  /* Tensors spread over ranks (shard/space.h): parts moved and folded, types changed (F32 F64 F16 BF16), rows divided,
+   * each by its divisor (sums and divisors of acc(to)); on the default stream. */
+  sheaf_status (*fold)(int device, const shf_fold_task *task);
+  sheaf_status (*convert)(int device, sheaf_dtype from, const void *source, sheaf_dtype to, void *target,
+                          int64_t count);
+  sheaf_status (*divide)(int device, const void *sums, const void *divisors, int64_t rows, int64_t columns,
+                         sheaf_dtype to, void *target);
+  const shf_engine *engine; /* NCCL */
 } shf_device_api;
 
 /* The plug-in for a DLPack device type, or NULL with *why (optional) saying why there is none. */

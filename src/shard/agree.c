@@ -47,7 +47,7 @@ static sheaf_status tell(const sheaf_mesh *mesh, int64_t who, notice *note)
   int64_t sends = 0;
   for (int64_t rank = 0; mesh->rank == who && rank < mesh->ranks; rank++)
     if (rank != who) send[sends++] = (shf_message){rank, (char *)note, sizeof *note};
-  return shf_comm_exchange(mesh->comm, send, sends, &receive, mesh->rank == who ? 0 : 1);
+  return shf_comm_exchange(mesh->comm, send, sends, &receive, mesh->rank == who ? 0 : 1, shf_host());
 }
 
 /* All ranks fail as rank `who` did. */
@@ -101,5 +101,11 @@ int shf_flow_agree_on(shf_flow *flow, const char *doing, const int64_t facts[2])
 }
 
 int shf_flow_agree(shf_flow *flow) { return shf_flow_agree_on(flow, "", NULL); }
+
+void shf_flow_wait(shf_flow *flow, DLDevice device)
+{
+  if (flow->settled || shf_is_host(device)) return;
+  FLOW(flow, shf_space_wait(device));
+}
 
 int shf_flow_settle(shf_flow *flow) { return flow->pending ? shf_flow_agree(flow) : flow->status == SHEAF_OK; }

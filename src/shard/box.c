@@ -1,6 +1,4 @@
-/* shard/box.c: the part of a tensor that a rank has is a box; boxes meet, and are copied. */
-#include <string.h>
-
+/* shard/box.c: the part of a tensor that a rank has is a box; boxes meet, and are walked through. */
 #include "shard/shard_impl.h"
 
 void shf_shard_chunk(int64_t part, int64_t parts, int64_t *lo, int64_t *hi)
@@ -44,8 +42,7 @@ shf_box shf_box_meet(const shf_box *a, const shf_box *b)
   return both;
 }
 
-/* Position of the part's first cell in a buffer that holds `box`, and the distance of its rows in each dimension. */
-static int64_t place(const shf_box *part, const shf_box *box, int64_t *strides)
+int64_t shf_box_place(const shf_box *part, const shf_box *box, int64_t strides[MAX_RANK])
 {
   int64_t at = 0, stride = 1;
   for (int d = part->rank - 1; d >= 0; d--) {
@@ -60,7 +57,7 @@ void shf_box_walk(const shf_box *part, const shf_box *from, const shf_box *to, s
 {
   if (shf_box_count(part) == 0) return;
   int64_t from_stride[MAX_RANK], to_stride[MAX_RANK], at[MAX_RANK] = {0};
-  int64_t source = place(part, from, from_stride), target = place(part, to, to_stride);
+  int64_t source = shf_box_place(part, from, from_stride), target = shf_box_place(part, to, to_stride);
   /* The innermost dimensions that are whole on both sides are one run. */
   int outer = part->rank;
   int64_t run = 1;
@@ -86,28 +83,10 @@ void shf_box_walk(const shf_box *part, const shf_box *from, const shf_box *to, s
 int64_t shf_box_piece(const shf_box *part, const shf_box *box)
 {
   int64_t stride[MAX_RANK], run = 1;
-  int64_t at = place(part, box, stride);
+  int64_t at = shf_box_place(part, box, stride);
   int d = part->rank;
   for (; d > 0 && stride[d - 1] == run; d--) run *= part->hi[d - 1] - part->lo[d - 1];
   for (; d > 0; d--)
     if (part->hi[d - 1] - part->lo[d - 1] != 1) return -1;
   return at;
-}
-
-typedef struct copy {
-  const char *source;
-  char *target;
-  int64_t cell;
-} copy;
-
-static void copy_run(void *context, int64_t from_cell, int64_t to_cell, int64_t cells)
-{
-  const copy *c = context;
-  memcpy(c->target + to_cell * c->cell, c->source + from_cell * c->cell, (size_t)(cells * c->cell));
-}
-
-void shf_box_copy(const shf_box *part, const shf_box *from, const char *source, const shf_box *to, char *target,
-                  int64_t cell)
-{
-  shf_box_walk(part, from, to, copy_run, &(copy){source, target, cell});
 }

@@ -1,16 +1,18 @@
 /* shard/buffers.c: large buffers that a mesh keeps for its next calls.
  *
- * Fresh memory costs a page fault every 4 KiB, more than sending what is in it. What a call needs only while it runs is
- * therefore taken from here and given back: a mesh keeps the few largest. */
+ * Fresh memory costs a page fault every 4 KiB, more than sending what is in it, and on a device it stops everything.
+ * What calls and their outputs need is therefore taken from here and given back: a mesh keeps the few largest. Sizes are
+ * rounded up by at most an eighth, so that a block serves calls of nearly the same size. */
 #include "shard/shard_impl.h"
 
-enum { KEPT = 4, HEADER = 64, LEAST = 64 << 10 };
+enum { KEPT = 16, LEAST = 64 << 10, LARGEST = 1 << 30 };
 
 struct shf_buffers {
   int count;
   struct {
     char *block;
-    size_t bytes;
+    int64_t bytes;
+    DLDevice device;
   } at[KEPT];
 };
 
@@ -22,62 +24,65 @@ sheaf_status shf_buffers_create(struct shf_buffers **buffers)
   return SHEAF_OK;
 }
 
+static void release(DLDevice device, void *block, int64_t bytes)
+{
+  if (device.device_type == kDLCUDA)
+    (void)sheaf_device_free(device, block);
+  else
+    shf_core_free(block, (size_t)bytes);
+}
+
 void shf_buffers_free(struct shf_buffers *buffers)
 {
-  for (int i = 0; buffers && i < buffers->count; i++) shf_core_free(buffers->at[i].block, buffers->at[i].bytes);
+  for (int i = 0; buffers && i < buffers->count; i++)
+    release(buffers->at[i].device, buffers->at[i].block, buffers->at[i].bytes);
   if (buffers) shf_core_free(buffers, sizeof *buffers);
 }
 
-/* The kept block that fits best without wasting more than half of it; -1: none. */
-static int find_fit(const struct shf_buffers *buffers, size_t bytes)
+/* What is allocated for so many bytes: a multiple of an eighth of their highest power of two. */
+static int64_t rounded(int64_t bytes)
 {
-  int best = -1;
-  for (int i = 0; i < buffers->count; i++) {
-    size_t has = buffers->at[i].bytes;
-    if (has >= bytes && has / 2 <= bytes && (best < 0 || has < buffers->at[best].bytes)) best = i;
-  }
-  return best;
+  if (bytes < LEAST) return bytes;
+  int64_t step = 1;
+  while (step <= bytes / 16) step *= 2;
+  return (bytes + step - 1) / step * step;
 }
 
-void *shf_buffer_get(const sheaf_mesh *mesh, int64_t bytes)
+static int is_on(DLDevice a, DLDevice b) { return a.device_type == b.device_type && a.device_id == b.device_id; }
+
+void *shf_buffer_get(const sheaf_mesh *mesh, DLDevice device, int64_t bytes)
 {
   if (bytes == 0) return NULL;
   struct shf_buffers *buffers = mesh->buffers;
-  size_t whole = (size_t)bytes + HEADER; /* the block's own size is written before what is handed out */
-  char *block;
-  int fit = find_fit(buffers, whole);
-  if (fit >= 0) {
-    block = buffers->at[fit].block;
-    buffers->at[fit] = buffers->at[--buffers->count];
-    return block + HEADER;
-  }
-  block = shf_core_alloc(whole);
-  if (!block) return NULL;
-  *(size_t *)(void *)block = whole;
-  return block + HEADER;
+  int64_t whole = rounded(bytes);
+  for (int i = 0; i < buffers->count; i++)
+    if (buffers->at[i].bytes == whole && is_on(buffers->at[i].device, device)) {
+      char *block = buffers->at[i].block;
+      buffers->at[i] = buffers->at[--buffers->count];
+      return block;
+    }
+  void *block = NULL;
+  if (device.device_type != kDLCUDA) return shf_core_alloc((size_t)whole);
+  return sheaf_device_alloc(device, (size_t)whole, &block) == SHEAF_OK ? block : NULL;
 }
 
-void shf_buffer_put(const sheaf_mesh *mesh, void *memory)
+void shf_buffer_put(const sheaf_mesh *mesh, DLDevice device, void *memory, int64_t bytes)
 {
   if (!memory) return;
   struct shf_buffers *buffers = mesh->buffers;
-  char *block = (char *)memory - HEADER;
-  size_t bytes = *(size_t *)(void *)block;
-  if (bytes < LEAST) {
-    shf_core_free(block, bytes);
+  bytes = rounded(bytes);
+  int least = 0;
+  for (int i = 1; i < buffers->count; i++)
+    if (buffers->at[i].bytes < buffers->at[least].bytes) least = i;
+  if (bytes < LEAST || bytes > LARGEST || (buffers->count == KEPT && buffers->at[least].bytes >= bytes)) {
+    release(device, memory, bytes);
     return;
   }
   if (buffers->count == KEPT) { /* the smallest of all goes */
-    int least = 0;
-    for (int i = 1; i < KEPT; i++)
-      if (buffers->at[i].bytes < buffers->at[least].bytes) least = i;
-    if (buffers->at[least].bytes >= bytes) {
-      shf_core_free(block, bytes);
-      return;
-    }
-    shf_core_free(buffers->at[least].block, buffers->at[least].bytes);
+    release(buffers->at[least].device, buffers->at[least].block, buffers->at[least].bytes);
     buffers->at[least] = buffers->at[--buffers->count];
   }
-  buffers->at[buffers->count].block = block;
+  buffers->at[buffers->count].block = memory;
+  buffers->at[buffers->count].device = device;
   buffers->at[buffers->count++].bytes = bytes;
 }

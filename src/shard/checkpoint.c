@@ -136,10 +136,28 @@ static void describe_part(const char *name, const sheaf_dtensor_desc *d, int64_t
   snprintf(text->value, sizeof text->value, "%s of %s", offset, shape);
 }
 
+/* The part as the CPU sees it; those on devices are copied to `*staged`, one behind the other. */
+static sheaf_status read_part(const sheaf_dtensor *t, char **staged, sheaf_io_tensor *out)
+{
+  out->data = shf_dtensor_data(t);
+  if (shf_is_host(t->desc.device)) return SHEAF_OK;
+  SHF_TRY(shf_space_read(t->desc.device, *staged, out->data, (int64_t)out->bytes));
+  out->data = *staged;
+  *staged += out->bytes;
+  return SHEAF_OK;
+}
+
 static sheaf_status write_parts(writing *w)
 {
   const sheaf_mesh *mesh = w->flow.mesh;
-  void *memory[3];
+  void *memory[3], *staging;
+  int64_t staged = 0;
+  for (int64_t i = 0; i < w->count; i++) {
+    shf_array array = shf_dtensor_array(w->tensors[i]);
+    if (!shf_is_host(array.device) && writes(&w->tensors[i]->desc, mesh->rank)) staged += shf_array_bytes(&array);
+  }
+  SHF_TRY(shf_pool_get(&w->pool, staged, &staging));
+  char *next = staging;
   SHF_TRY(shf_pool_get(&w->pool, (w->count + 1) * (int64_t)sizeof(sheaf_io_tensor), &memory[0]));
   SHF_TRY(shf_pool_get(&w->pool, (w->count + 1) * (int64_t)sizeof(sheaf_io_metadata), &memory[1]));
   SHF_TRY(shf_pool_get(&w->pool, (w->count + 1) * (int64_t)sizeof(part_text), &memory[2]));
@@ -155,9 +173,9 @@ static sheaf_status write_parts(writing *w)
     *out = (sheaf_io_tensor){.name = texts[parts].name,
                              .dtype = t->desc.dtype,
                              .rank = t->desc.rank,
-                             .data = shf_dtensor_data(t),
                              .bytes = (size_t)shf_core_dtype_size(t->desc.dtype)};
     for (int d = 0; d < t->desc.rank; d++) out->bytes *= (size_t)(out->shape[d] = t->local_shape[d]);
+    SHF_TRY(read_part(t, &next, out));
     if (is_cut(&t->desc)) metadata[cut++] = (sheaf_io_metadata){texts[parts].key, texts[parts].value};
     parts++;
   }
@@ -215,7 +233,11 @@ sheaf_status sheaf_checkpoint_write(const char *path, const char *const *names, 
 {
   SHF_REQUIRE(names && tensors && count > 0 && tensors[0], INVALID_PROBLEM,
               "a checkpoint needs tensors and their names");
-  writing w = {.flow = {.mesh = tensors[0]->desc.mesh}, .names = names, .tensors = tensors, .count = count};
+  writing w = {.flow = {.mesh = tensors[0]->desc.mesh},
+               .pool = {.mesh = tensors[0]->desc.mesh},
+               .names = names,
+               .tensors = tensors,
+               .count = count};
   const sheaf_mesh *mesh = w.flow.mesh;
   char doing[600] = "checkpoint_write of", file[MAX_NAME];
   FLOW(&w.flow, read_path(path, &w.where));
@@ -313,7 +335,8 @@ static sheaf_status take_part(reading *r, const sheaf_safetensors *file, const s
   if (!r->tensor) SHF_TRY(sheaf_dtensor_create(d, &r->tensor));
   shf_box mine = shf_shard_box(d->mesh, d->placements, d->rank, d->shape, d->mesh->rank);
   shf_box both = shf_box_meet(&mine, &box);
-  shf_box_copy(&both, &box, part->data, &mine, shf_dtensor_data(r->tensor), shf_core_dtype_size(d->dtype));
+  const shf_part_fold copy = {.kind = SHF_FOLD_STORE, .cell = shf_core_dtype_size(d->dtype)};
+  SHF_TRY(shf_space_fold(shf_host(), &copy, &both, &box, part->data, &mine, shf_dtensor_data(r->tensor)));
   r->copied += shf_box_count(&both);
   r->stored += shf_box_count(&box);
   return SHEAF_OK;
@@ -356,6 +379,21 @@ static sheaf_status read_tensor(reading *r)
   return SHEAF_OK;
 }
 
+/* What was read into the CPU's memory goes where it was asked for. */
+static sheaf_status deliver(reading *r, DLDevice device)
+{
+  SHF_TRY(shf_space_check(&device, "desc"));
+  if (shf_is_host(device)) return SHEAF_OK;
+  sheaf_dtensor *there;
+  r->desc.device = device;
+  SHF_TRY(sheaf_dtensor_create(&r->desc, &there));
+  sheaf_status status =
+      shf_space_write(device, shf_dtensor_data(there), shf_dtensor_data(r->tensor), (int64_t)r->tensor->owned_bytes);
+  sheaf_dtensor_free(r->tensor);
+  r->tensor = there;
+  return status;
+}
+
 sheaf_status sheaf_checkpoint_read(const char *path, const char *name, const sheaf_dtensor_desc *desc,
                                    sheaf_dtensor **tensor)
 {
@@ -364,9 +402,11 @@ sheaf_status sheaf_checkpoint_read(const char *path, const char *name, const she
   SHF_TRY(shf_shard_check_struct(desc, sizeof *desc, "desc"));
   SHF_REQUIRE(desc->mesh && desc->mesh->comm, INVALID_PROBLEM, "a distributed tensor needs a mesh over a communicator");
   reading r = {.path = path, .name = name, .desc = *desc};
+  r.desc.device = shf_host();
   shf_flow flow = {.mesh = desc->mesh};
   char doing[400], placements[PLACEMENTS_TEXT];
   FLOW(&flow, read_tensor(&r));
+  FLOW(&flow, deliver(&r, desc->device));
   snprintf(doing, sizeof doing, "checkpoint_read of %.200s to [%s]", name ? name : "",
            shf_placements_text(desc->mesh, desc->placements, placements));
   if (shf_flow_agree_on(&flow, doing, NULL))

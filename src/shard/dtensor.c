@@ -26,9 +26,9 @@ sheaf_dtype shf_local_dtype(const sheaf_mesh *mesh, sheaf_dtype dtype, const she
 
 shf_reducer shf_reducer_of(const sheaf_placement *placement, sheaf_dtype local_dtype)
 {
-  static const shf_reduce_kind kinds[] = {SHF_REDUCE_SUM, SHF_REDUCE_MAX, SHF_REDUCE_MIN, SHF_REDUCE_PROD};
-  if (placement->kind == SHEAF_PLACE_MASK_PARTIAL) return (shf_reducer){.kind = SHF_REDUCE_BITS};
-  if (placement->kind != SHEAF_PLACE_PARTIAL) return (shf_reducer){.kind = SHF_REDUCE_NONE};
+  static const shf_fold_kind kinds[] = {SHF_FOLD_SUM, SHF_FOLD_MAX, SHF_FOLD_MIN, SHF_FOLD_PROD};
+  if (placement->kind == SHEAF_PLACE_MASK_PARTIAL) return (shf_reducer){.kind = SHF_FOLD_BITS};
+  if (placement->kind != SHEAF_PLACE_PARTIAL) return (shf_reducer){.kind = SHF_FOLD_STORE};
   return (shf_reducer){.kind = kinds[placement->op], .dtype = local_dtype};
 }
 
@@ -36,15 +36,18 @@ static shf_reducer reducer_of_list(const sheaf_mesh *mesh, const sheaf_placement
 {
   for (int m = 0; m < mesh->dims; m++)
     if (shf_is_partial(&placements[m])) return shf_reducer_of(&placements[m], local_dtype);
-  return (shf_reducer){.kind = SHF_REDUCE_NONE};
+  return (shf_reducer){.kind = SHF_FOLD_STORE};
 }
 
 shf_array shf_dtensor_array(const sheaf_dtensor *tensor)
 {
   const sheaf_dtensor_desc *d = &tensor->desc;
   sheaf_dtype local = shf_local_dtype(d->mesh, d->dtype, d->placements);
-  shf_array array = {
-      .mesh = d->mesh, .rank = d->rank, .cell = shf_core_dtype_size(local), .data = shf_dtensor_data(tensor)};
+  shf_array array = {.mesh = d->mesh,
+                     .device = tensor->local.device,
+                     .rank = d->rank,
+                     .cell = shf_core_dtype_size(local),
+                     .data = shf_dtensor_data(tensor)};
   memcpy(array.shape, d->shape, sizeof array.shape);
   memcpy(array.at, d->placements, sizeof array.at);
   array.reducer = reducer_of_list(d->mesh, d->placements, local);
@@ -81,6 +84,7 @@ static sheaf_dtensor *make(const sheaf_dtensor_desc *desc, int64_t bag_entries)
   memset(t, 0, sizeof *t);
   memcpy(&t->desc, desc, sizeof *desc);
   t->desc.struct_size = sizeof *desc;
+  if (t->desc.device.device_type == 0) t->desc.device = shf_host();
   shf_box box = shf_shard_box(desc->mesh, desc->placements, desc->rank, desc->shape, desc->mesh->rank);
   int64_t stride = 1;
   for (int d = desc->rank - 1; d >= 0; d--) {
@@ -88,7 +92,7 @@ static sheaf_dtensor *make(const sheaf_dtensor_desc *desc, int64_t bag_entries)
     t->local_strides[d] = stride;
     stride *= t->local_shape[d];
   }
-  t->local = (DLTensor){.device = {kDLCPU, 0},
+  t->local = (DLTensor){.device = t->desc.device,
                         .ndim = desc->rank,
                         .dtype = sheaf_dtype_to_dl(shf_local_dtype(desc->mesh, desc->dtype, desc->placements)),
                         .shape = t->local_shape,
@@ -105,9 +109,10 @@ sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *
   SHF_REQUIRE(local, INVALID_PROBLEM, "local is NULL");
   SHF_REQUIRE(local->ndim == desc->rank, INVALID_PROBLEM, "the local part has %d dimensions, the tensor %d",
               (int)local->ndim, desc->rank);
-  SHF_REQUIRE(local->device.device_type == kDLCPU || local->device.device_type == 0, UNSUPPORTED,
-              "the local part is not in the CPU's memory");
-  sheaf_dtensor *t = make(desc, desc->rank > 0 ? local->shape[0] : 0);
+  sheaf_dtensor_desc whole = *desc;
+  whole.device = local->device;
+  SHF_TRY(shf_space_check(&whole.device, "the local part"));
+  sheaf_dtensor *t = make(&whole, desc->rank > 0 ? local->shape[0] : 0);
   if (!t) return shf_core_no_memory("a distributed tensor", sizeof *t);
   sheaf_status status = SHEAF_OK;
   int64_t stride = 1;
@@ -137,14 +142,13 @@ sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *
   return SHEAF_OK;
 }
 
-sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int64_t entries, int passing, sheaf_dtensor **tensor)
+sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int64_t entries, sheaf_dtensor **tensor)
 {
   *tensor = NULL;
   sheaf_dtensor *t = make(desc, entries);
   if (!t) return shf_core_no_memory("a distributed tensor", sizeof *t);
   size_t bytes = t->owned_bytes;
-  t->passing = passing;
-  t->owned = t->local.data = passing ? shf_buffer_get(desc->mesh, (int64_t)bytes) : shf_core_alloc(bytes);
+  t->owned = t->local.data = shf_buffer_get(desc->mesh, t->desc.device, (int64_t)bytes);
   if (bytes && !t->owned) {
     sheaf_dtensor_free(t);
     return shf_core_no_memory("a distributed tensor", bytes);
@@ -159,19 +163,23 @@ sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, sheaf_dtensor 
   *tensor = NULL;
   SHF_TRY(check_desc(desc));
   SHF_REQUIRE(!is_bags(desc), INVALID_PROBLEM, "what a rank has under Bags depends on the offsets: wrap it");
-  SHF_TRY(shf_dtensor_make(desc, 0, 0, tensor));
+  sheaf_dtensor_desc whole = *desc;
+  SHF_TRY(shf_space_check(&whole.device, "desc"));
+  SHF_TRY(shf_dtensor_make(&whole, 0, tensor));
   sheaf_dtensor *made = *tensor;
-  if (made && made->owned) memset(made->owned, 0, made->owned_bytes);
-  return SHEAF_OK;
+  if (!made || !made->owned) return SHEAF_OK;
+  sheaf_status status = shf_space_zero(whole.device, made->owned, (int64_t)made->owned_bytes);
+  if (status == SHEAF_OK) status = shf_space_wait(whole.device);
+  if (status == SHEAF_OK) return status;
+  sheaf_dtensor_free(made);
+  *tensor = NULL;
+  return status;
 }
 
 void sheaf_dtensor_free(sheaf_dtensor *tensor)
 {
   if (!tensor) return;
-  if (tensor->passing)
-    shf_buffer_put(tensor->desc.mesh, tensor->owned);
-  else if (tensor->owned)
-    shf_core_free(tensor->owned, tensor->owned_bytes);
+  shf_buffer_put(tensor->desc.mesh, tensor->desc.device, tensor->owned, (int64_t)tensor->owned_bytes);
   shf_core_free(tensor, sizeof *tensor);
 }
 
@@ -189,7 +197,7 @@ typedef struct relocation {
   sheaf_dtensor *made;
 } relocation;
 
-static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *placements, int passing, relocation *r)
+static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *placements, relocation *r)
 {
   const sheaf_mesh *mesh = tensor->desc.mesh;
   memcpy(r->wanted.placements, placements, (size_t)mesh->dims * sizeof *placements);
@@ -199,29 +207,28 @@ static sheaf_status prepare(const sheaf_dtensor *tensor, const sheaf_placement *
   r->kept = shf_local_dtype(mesh, r->wanted.dtype, placements);
   r->travels = held == SHEAF_F32 ? held : r->kept;
   shf_array array = shf_dtensor_array(tensor);
-  if (array.reducer.kind == SHF_REDUCE_NONE) array.reducer = reducer_of_list(mesh, placements, r->travels);
+  if (array.reducer.kind == SHF_FOLD_STORE) array.reducer = reducer_of_list(mesh, placements, r->travels);
   if (held != r->travels) { /* widened before it becomes Partial */
     void *wide;
     int64_t cells = shf_array_cells(&array);
     array.cell = shf_core_dtype_size(r->travels);
-    SHF_TRY(shf_pool_get(&r->pool, cells * array.cell, &wide));
-    shf_convert(held, array.data, r->travels, wide, cells);
+    SHF_TRY(shf_pool_get_on(&r->pool, array.device, cells * array.cell, &wide));
+    SHF_TRY(shf_space_convert(array.device, held, array.data, r->travels, wide, cells));
     array.data = wide;
   }
   int converts = r->travels != r->kept;
-  SHF_TRY(shf_move_prepare(&r->move, &array, placements, passing || converts));
-  if (converts || !r->move.result_is_own) return shf_dtensor_make(&r->wanted, 0, passing, &r->made);
+  SHF_TRY(shf_move_prepare(&r->move, &array, placements));
+  if (converts || !r->move.result_is_own) return shf_dtensor_make(&r->wanted, 0, &r->made);
   r->made = make(&r->wanted, 0); /* it will get what the move brings */
-  if (!r->made) return shf_core_no_memory("a distributed tensor", sizeof *r->made);
-  r->made->passing = passing;
-  return SHEAF_OK;
+  return r->made ? SHEAF_OK : shf_core_no_memory("a distributed tensor", sizeof *r->made);
 }
 
 static void describe(const sheaf_dtensor_desc *d, const sheaf_placement *to, char *text, size_t room)
 {
   char before[PLACEMENTS_TEXT], after[PLACEMENTS_TEXT];
-  int at = snprintf(text, room, "redistribute %s from %s to %s, shape", sheaf_dtype_name(d->dtype),
-                    shf_placements_text(d->mesh, d->placements, before), shf_placements_text(d->mesh, to, after));
+  int at = snprintf(text, room, "redistribute %s on %s from %s to %s, shape", sheaf_dtype_name(d->dtype),
+                    shf_space_name(d->device), shf_placements_text(d->mesh, d->placements, before),
+                    shf_placements_text(d->mesh, to, after));
   for (int i = 0; i < d->rank && at < (int)room; i++)
     at += snprintf(text + at, room - (size_t)at, " %lld", (long long)d->shape[i]);
 }
@@ -237,19 +244,19 @@ static int path_sends(const sheaf_dtensor_desc *d, const sheaf_placement *to)
 
 /* Prepares, agrees (when anything is sent, or `always`), and moves. */
 static void relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, const sheaf_dtensor *tensor,
-                     const sheaf_placement *to, int passing, int always, sheaf_dtensor **moved)
+                     const sheaf_placement *to, int always, sheaf_dtensor **moved)
 {
   char doing[256];
-  relocation r = {.wanted = *desc};
-  FLOW(flow, prepare(tensor, to, passing, &r));
+  relocation r = {.wanted = *desc, .pool = {.mesh = desc->mesh}};
+  FLOW(flow, prepare(tensor, to, &r));
   describe(desc, to, doing, sizeof doing);
   if (always || path_sends(desc, to)) shf_flow_agree_on(flow, doing, NULL);
   SURELY(flow, shf_move_run(&r.move));
+  if (flow->status == SHEAF_OK && (r.made->owned || !r.move.result_is_own))
+    SURELY(flow, shf_space_convert(r.made->desc.device, r.travels, r.move.result.data, r.kept, r.made->owned,
+                                   shf_array_cells(&r.move.result)));
   if (flow->status == SHEAF_OK) {
-    if (r.made->owned || !r.move.result_is_own)
-      shf_convert(r.travels, r.move.result.data, r.kept, r.made->owned, shf_array_cells(&r.move.result));
-    else
-      r.made->owned = r.made->local.data = shf_move_take(&r.move);
+    if (!r.made->owned && r.move.result_is_own) r.made->owned = r.made->local.data = shf_move_take(&r.move);
     *moved = r.made;
     r.made = NULL;
   }
@@ -265,7 +272,11 @@ sheaf_status sheaf_dtensor_redistribute(const sheaf_dtensor *tensor, const sheaf
   *moved = NULL;
   SHF_REQUIRE(tensor && placements, INVALID_PROBLEM, "%s is NULL", tensor ? "placements" : "tensor");
   shf_flow flow = {.mesh = tensor->desc.mesh};
-  relocate(&flow, &tensor->desc, tensor, placements, 0, 1, moved);
+  relocate(&flow, &tensor->desc, tensor, placements, 1, moved);
+  shf_flow_wait(&flow, tensor->desc.device);
+  if (shf_flow_settle(&flow)) return SHEAF_OK;
+  sheaf_dtensor_free(*moved);
+  *moved = NULL;
   return flow.status;
 }
 
@@ -273,14 +284,14 @@ void shf_relocate_input(shf_flow *flow, const sheaf_dtensor *input, const sheaf_
 {
   *moved = NULL;
   if (shf_placements_equal(flow->mesh, input->desc.placements, to)) return;
-  relocate(flow, &input->desc, input, to, 1, 0, moved);
+  relocate(flow, &input->desc, input, to, 0, moved);
 }
 
 void shf_relocate(shf_flow *flow, const sheaf_dtensor_desc *desc, sheaf_dtensor **tensor, const sheaf_placement *to)
 {
   sheaf_dtensor *moved = NULL;
   if (shf_placements_equal(flow->mesh, desc->placements, to)) return;
-  relocate(flow, desc, *tensor, to, 0, 0, &moved);
+  relocate(flow, desc, *tensor, to, 0, &moved);
   if (!moved) return;
   sheaf_dtensor_free(*tensor);
   *tensor = moved;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/cpu.h"
-#include "shard/embedding_call.h"
+#include "shard/dispatch_bags.h"
 
 /* NOLINTBEGIN(clang-analyzer-core.*): the analyzer does not see that a flow which failed stays failed. */
 
@@ -13,9 +13,12 @@
 typedef struct gradient {
   shf_embedding_call *e;
   sheaf_dtype dtype;    /* that the local op computes in */
-  const void *grad_out; /* of that type */
-  const void *arg;      /* BAG_MAX_BACKWARD */
+  sheaf_dtype held;     /* that the gradient comes in */
+  const void *grad_out; /* of the one, then of the other */
+  const void *arg;      /* BAG_MAX_BACKWARD; as the CPU sees it: host_arg */
+  const void *host_arg;
   shf_dispatch d;
+  int is_grouped;           /* d is, already */
   shf_local_rows rows;      /* the gradient the local op makes */
   const void *coefficients; /* per entry, of dtype, when frequencies span ranks; NULL: the local op knows them */
   sheaf_dtensor *out;
@@ -33,8 +36,9 @@ static int is_cut(const sheaf_placement *placements, const sheaf_mesh *mesh)
 /* Occurrences of this rank's rows, added over the mesh dimensions along which indices are cut but not dispatched. */
 static void add_frequencies(shf_call *c, int64_t *counts)
 {
-  shf_array array = {.mesh = c->flow.mesh, .rank = 1, .shape = {c->problem.rows}, .cell = sizeof *counts};
-  array.reducer = (shf_reducer){.kind = SHF_REDUCE_SUM, .dtype = SHEAF_I64};
+  shf_array array = {.mesh = c->flow.mesh, .device = shf_host(), .rank = 1, .cell = sizeof *counts};
+  array.shape[0] = c->problem.rows;
+  array.reducer = (shf_reducer){.kind = SHF_FOLD_SUM, .dtype = SHEAF_I64};
   sheaf_placement whole[MAX_DIMS] = {{0}};
   int sums = 0;
   for (int m = 0; m < c->flow.mesh->dims; m++) {
@@ -47,7 +51,7 @@ static void add_frequencies(shf_call *c, int64_t *counts)
   if (!sums) return;
   array.data = (char *)counts;
   shf_move move = {0};
-  FLOW(&c->flow, shf_move_prepare(&move, &array, whole, 1));
+  FLOW(&c->flow, shf_move_prepare(&move, &array, whole));
   if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(&move));
   if (c->flow.status == SHEAF_OK && move.result_is_own && shf_array_cells(&array))
     memcpy(counts, move.result.data, (size_t)shf_array_bytes(&array));
@@ -77,23 +81,24 @@ static void find_frequencies(gradient *g, int64_t **frequencies)
   for (int64_t i = 0; c->flow.status == SHEAF_OK && i < e->bags.entries; i++)
     if (d->place[i] >= 0 && d->place[i] < d->distinct) here[d->place[i]]++;
   if (c->strategy.dispatch) shf_flow_agree(&c->flow);
-  SURELY(&c->flow, shf_dispatch_return(d, here, answers, sizeof *here));
+  SURELY(&c->flow, shf_dispatch_return(d, shf_host(), here, answers, sizeof *here));
   for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++) counts[d->asked[i] - e->row_lo] += answers[i];
   add_frequencies(c, counts);
   for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++) answers[i] = counts[d->asked[i] - e->row_lo];
-  SURELY(&c->flow, shf_dispatch_bring(d, answers, here, sizeof *here));
+  SURELY(&c->flow, shf_dispatch_bring(d, shf_host(), answers, here, sizeof *here));
   *frequencies = here;
 }
 
 /* Rounded to acc. */
 static double rounded(sheaf_dtype acc, double value) { return acc == SHEAF_F64 ? value : (double)(float)value; }
 
-/* The coefficient of each entry with its frequency in it, in the roundings that semantics.md gives. Quotients and
- * products of f32 values are exact enough in f64 that rounding them again gives what f32 arithmetic gives. */
-static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies)
+/* The coefficient of each entry, with its frequency in it if those are given, in the roundings that semantics.md gives.
+ * Quotients and products of f32 values are exact enough in f64 that rounding them again gives what f32 arithmetic gives.
+ * On the CPU. */
+static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies, void **found)
 {
   shf_embedding_call *e = g->e;
-  const shf_bags *bags = &e->bags;
+  shf_bags *bags = &e->bags;
   int mean = e->desc->kind == SHEAF_BAG_MEAN_BACKWARD;
   void *coefficients, *divisors = NULL;
   SHF_TRY(shf_pool_get(&e->c.pool, bags->entries * shf_core_dtype_size(e->acc), &coefficients));
@@ -107,15 +112,15 @@ static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies)
     int64_t first = bags->bags ? shf_bag_begin(bags, b) : b, last = bags->bags ? shf_bag_begin(bags, b + 1) : b + 1;
     for (int64_t i = first; i < last; i++) {
       int64_t place = g->d.place[i];
-      double value = bags->weights ? shf_load(e->c.problem.dtype, bags->weights, i) : 1;
+      double value = bags->weights ? shf_load(e->c.weights, bags->host.weights, i) : 1;
       if (mean) value = rounded(e->acc, value / shf_load(e->acc, divisors, b));
-      if (place >= 0 && place < g->d.distinct)
+      if (frequencies && place >= 0 && place < g->d.distinct)
         value = rounded(e->acc, value * rounded(e->acc, 1 / (double)frequencies[place]));
       shf_store(e->acc, coefficients, i, value);
     }
   }
   shf_core_fp_leave(mode);
-  g->coefficients = coefficients;
+  *found = coefficients;
   return SHEAF_OK;
 }
 
@@ -128,6 +133,7 @@ static sheaf_status run_local(gradient *g)
   sheaf_embedding_desc desc;
   sheaf_embedding_args args;
   shf_local_embedding_parts parts;
+  shf_site site = e->c.site;
   shf_bags bags = e->bags;
   if (g->coefficients && bags.bags == 0 && e->desc->kind == SHEAF_LOOKUP_BACKWARD) { /* a lookup is bags of one entry */
     e->bags.bags = e->bags.entries;
@@ -137,35 +143,24 @@ static sheaf_status run_local(gradient *g)
   int64_t groups = kind == SHEAF_LOOKUP_BACKWARD ? e->bags.entries : e->bags.bags;
   e->bags = bags;
   desc.scale_grad_by_freq = g->coefficients ? 0 : e->desc->scale_grad_by_freq;
-  args.grad_out = shf_local_matrix(&parts.grad_out, g->dtype, g->grad_out, groups, e->columns);
-  args.table_grad = shf_local_matrix(&parts.table_grad, g->dtype, g->rows.data, g->rows.rows, e->columns);
+  args.grad_out = shf_local_matrix(&parts.grad_out, site, g->dtype, g->grad_out, groups, e->columns);
+  args.table_grad = shf_local_matrix(&parts.table_grad, site, g->dtype, g->rows.data, g->rows.rows, e->columns);
   if (kind == SHEAF_BAG_MAX_BACKWARD) {
     args.indices.tensor = NULL;
-    args.arg = shf_local_matrix(&parts.arg, g->rows.index_dtype, g->rows.indices, groups, e->columns);
+    args.arg = shf_local_matrix(&parts.arg, site, g->rows.index_dtype, g->rows.indices, groups, e->columns);
   }
   const void *weights = g->coefficients;
-  if (!weights && bags.weights) {
-    void *wide;
-    SHF_TRY(shf_pool_get(&e->c.pool, bags.entries * shf_core_dtype_size(g->dtype), &wide));
-    shf_convert(e->c.problem.dtype, bags.weights, g->dtype, wide, bags.entries);
-    weights = wide;
-  }
+  if (!weights && bags.weights)
+    SHF_TRY(shf_call_convert(&e->c, e->c.weights, bags.weights, g->dtype, bags.entries, &weights));
   if (weights) {
     desc.weighted = 1;
-    args.weights = shf_local_operand(&parts.weights, g->dtype, weights, parts.indices.tensor.ndim, parts.indices.shape);
+    args.weights =
+        shf_local_operand(&parts.weights, site, g->dtype, weights, parts.indices.tensor.ndim, parts.indices.shape);
   }
-  return shf_local_embedding(&desc, &args);
+  return shf_local_embedding(site, &desc, &args);
 }
 
 /* ---- Rows elsewhere --------------------------------------------------------------------------------------------- */
-
-static void add_row(sheaf_dtype acc, char *total, const char *term, int64_t columns)
-{
-  if (acc == SHEAF_F64)
-    for (int64_t i = 0; i < columns; i++) ((double *)(void *)total)[i] += ((const double *)(const void *)term)[i];
-  else
-    for (int64_t i = 0; i < columns; i++) ((float *)(void *)total)[i] += ((const float *)(const void *)term)[i];
-}
 
 /* Gradients of distinct rows go to the rows' owners, who add them in the order of ranks. */
 static void return_rows(gradient *g, char *target)
@@ -176,17 +171,28 @@ static void return_rows(gradient *g, char *target)
   int64_t cell = e->columns * shf_core_dtype_size(e->acc),
           asked = c->flow.status == SHEAF_OK ? d->asked_at[d->members] : 0;
   void *terms = NULL;
-  FLOW(&c->flow, shf_pool_get(&c->pool, asked * cell, &terms));
+  FLOW(&c->flow, shf_call_get(c, asked * cell, &terms));
   shf_flow_agree(&c->flow);
-  SURELY(&c->flow, shf_dispatch_return(d, g->rows.data, terms, cell));
-  if (c->flow.status != SHEAF_OK) return;
-  unsigned mode = shf_core_fp_enter();
-  for (int64_t i = 0; cell > 0 && i < asked; i++)
-    add_row(e->acc, target + (d->asked[i] - e->row_lo) * cell, (char *)terms + i * cell, e->columns);
-  shf_core_fp_leave(mode);
+  SURELY(&c->flow, shf_dispatch_return(d, c->site.device, g->rows.data, terms, cell));
+  const shf_row_terms total = {e->acc, e->columns, e->row_hi - e->row_lo, e->row_lo};
+  for (int64_t m = 0; c->flow.status == SHEAF_OK && m < d->members; m++) {
+    int64_t first = d->asked_at[m], count = d->asked_at[m + 1] - first;
+    SURELY(&c->flow, shf_call_add_rows(c, &total, d->asked + first, count, (char *)terms + first * cell, target));
+  }
 }
 
 /* ---- All kinds -------------------------------------------------------------------------------------------------- */
+
+/* arg as the CPU sees it; on a device a plan refuses no values, so they are looked at here. */
+static sheaf_status read_arg(gradient *g)
+{
+  shf_embedding_call *e = g->e;
+  sheaf_dtype index = e->c.problem.index_dtype;
+  int64_t cells = e->bags.bags * e->columns;
+  SHF_TRY(shf_call_read(&e->c, g->arg, cells * shf_core_dtype_size(index), &g->host_arg));
+  if (shf_is_host(e->c.site.device)) return SHEAF_OK;
+  return shf_check_indices(e->desc, "arg", index, g->host_arg, cells, e->c.problem.rows);
+}
 
 /* grad_out (and arg) where the strategy wants them, in the type the local op computes in. */
 static void bring_inputs(gradient *g)
@@ -196,21 +202,61 @@ static void bring_inputs(gradient *g)
   const sheaf_dtensor *grad = shf_call_bring(c, e->args->grad_out, c->strategy.in[0]);
   if (e->desc->kind == SHEAF_BAG_MAX_BACKWARD) {
     const sheaf_dtensor *arg = shf_call_bring(c, e->args->arg, c->strategy.in[1]);
-    if (c->flow.status != SHEAF_OK) return;
-    g->arg = shf_dtensor_data(arg);
-    e->bags.bags = arg->local_shape[0];
+    if (c->flow.status == SHEAF_OK) {
+      g->arg = shf_dtensor_data(arg);
+      e->bags.bags = arg->local_shape[0];
+    }
+    if (c->strategy.dispatch || !shf_is_host(c->site.device)) FLOW(&c->flow, read_arg(g));
   }
   if (c->flow.status != SHEAF_OK) return;
-  int64_t cells = 1;
-  for (int i = 0; i < grad->desc.rank; i++) cells *= grad->local_shape[i];
-  sheaf_dtype held = sheaf_dtype_from_dl(grad->local.dtype);
+  g->held = sheaf_dtype_from_dl(grad->local.dtype);
   g->grad_out = shf_dtensor_data(grad);
-  if (held == g->dtype) return;
-  void *wide;
-  FLOW(&c->flow, shf_pool_get(&c->pool, cells * shf_core_dtype_size(g->dtype), &wide));
-  if (c->flow.status != SHEAF_OK) return;
-  shf_convert(held, g->grad_out, g->dtype, wide, cells);
-  g->grad_out = wide;
+}
+
+/* The gradient of `groups` bags or entries in the type that the local op computes in. */
+static sheaf_status convert_gradient(gradient *g)
+{
+  const shf_embedding_call *e = g->e;
+  int64_t groups = e->desc->kind == SHEAF_LOOKUP_BACKWARD ? e->bags.entries : e->bags.bags;
+  return shf_call_convert(&g->e->c, g->held, g->grad_out, g->dtype, groups * e->columns, &g->grad_out);
+}
+
+/* ---- Pieces of bags ----------------------------------------------------------------------------------------------- */
+
+/* Where that is less, the gradients of bags go to the owners of rows with the entries that name those, and what is left to
+ * do is the gradient of a table cut by rows, with bags that are here. Owners do not know frequencies over all ranks. */
+static int send_pieces(gradient *g)
+{
+  shf_embedding_call *e = g->e;
+  shf_call *c = &e->c;
+  int mean = e->desc->kind == SHEAF_BAG_MEAN_BACKWARD, bags = mean || e->desc->kind == SHEAF_BAG_SUM_BACKWARD;
+  if (!c->strategy.dispatch || !bags || e->desc->scale_grad_by_freq) return 0;
+  if (mean && e->acc != c->values) return 0; /* coefficients of 16 bits would be too coarse */
+  sheaf_dtype type = mean ? e->acc : e->desc->weighted ? c->weights : SHEAF_DTYPE_NONE;
+  int64_t cell = e->columns * shf_core_dtype_size(g->held), row = e->columns * shf_core_dtype_size(e->acc);
+  const void *weights = NULL;
+  void *coefficients = NULL, *gradients = NULL;
+  shf_pieces pieces;
+  shf_bags got;
+  FLOW(&c->flow, shf_bags_read(c, &e->bags));
+  shf_embedding_group(e, c->strategy.out, e->bags.host.indices, e->bags.entries, &g->d);
+  g->is_grouped = 1;
+  if (!shf_pieces_are_less(e, &g->d, cell, row, type ? shf_core_dtype_size(type) : 0)) return 0;
+  weights = e->bags.host.weights;
+  if (mean) {
+    FLOW(&c->flow, find_coefficients(g, NULL, &coefficients));
+    weights = coefficients;
+  }
+  shf_pieces_send(e, &g->d, weights, type, &pieces);
+  shf_pieces_bring(e, &g->d, &pieces, g->grad_out, cell, &gradients);
+  FLOW(&c->flow, shf_pieces_bags(e, &g->d, &pieces, &got));
+  c->strategy.dispatch = 0; /* from here on */
+  if (c->flow.status != SHEAF_OK) return 1;
+  e->bags = got;
+  c->problem.index_dtype = g->d.id_bytes == 4 ? SHEAF_I32 : SHEAF_I64;
+  g->grad_out = gradients;
+  if (mean) g->coefficients = got.weights;
+  return 1;
 }
 
 /* Where the local op writes: the output itself, or rows under new numbers. */
@@ -221,20 +267,27 @@ static void place_rows(gradient *g)
   int max = e->desc->kind == SHEAF_BAG_MAX_BACKWARD;
   int counts = e->desc->scale_grad_by_freq && !max && is_cut(c->strategy.in[1], c->flow.mesh);
   int64_t *frequencies = NULL;
-  const void *indices = max ? g->arg : e->bags.indices;
-  if (c->strategy.dispatch || counts)
-    shf_embedding_dispatch(e, c->strategy.out, indices, max ? e->bags.bags * e->columns : e->bags.entries, &g->d);
-  if (counts) {
-    find_frequencies(g, &frequencies);
-    FLOW(&c->flow, find_coefficients(g, frequencies));
+  const void *indices = max ? g->arg : e->bags.indices, *place = NULL;
+  int64_t entries = max ? e->bags.bags * e->columns : e->bags.entries;
+  if (c->strategy.dispatch || counts) {
+    if (!max) FLOW(&c->flow, shf_bags_read(c, &e->bags));
+    if (!g->is_grouped)
+      shf_embedding_group(e, c->strategy.out, max ? g->host_arg : e->bags.host.indices, entries, &g->d);
+    shf_embedding_ask(e, &g->d);
   }
-  FLOW(&c->flow, shf_call_output(c, c->problem.dtype, c->strategy.out, &g->out));
-  if (c->flow.status != SHEAF_OK) return;
+  if (counts) {
+    void *coefficients = NULL;
+    find_frequencies(g, &frequencies);
+    FLOW(&c->flow, find_coefficients(g, frequencies, &coefficients));
+    FLOW(&c->flow, shf_call_write(c, coefficients, entries * shf_core_dtype_size(e->acc), &g->coefficients));
+  }
+  FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, &g->out));
   if (c->strategy.dispatch) {
     void *compact = NULL;
-    FLOW(&c->flow, shf_pool_get(&c->pool, g->d.distinct * e->columns * shf_core_dtype_size(g->dtype), &compact));
-    g->rows = (shf_local_rows){g->dtype, compact, g->d.distinct, 0, g->d.distinct + 1, g->d.place, SHEAF_I64, 1};
-  } else {
+    FLOW(&c->flow, shf_call_get(c, g->d.distinct * e->columns * shf_core_dtype_size(g->dtype), &compact));
+    FLOW(&c->flow, shf_call_write(c, g->d.place, entries * (int64_t)sizeof *g->d.place, &place));
+    g->rows = (shf_local_rows){g->dtype, compact, g->d.distinct, 0, g->d.distinct + 1, place, SHEAF_I64, 1};
+  } else if (c->flow.status == SHEAF_OK) {
     g->rows = (shf_local_rows){g->dtype,
                                shf_dtensor_data(g->out),
                                e->row_hi - e->row_lo,
@@ -251,29 +304,39 @@ void shf_embedding_backward(shf_embedding_call *e)
   shf_call *c = &e->c;
   gradient g = {.e = e};
   int partial = shf_call_is_partial(c);
-  g.dtype = partial || c->strategy.dispatch ? e->acc : c->problem.dtype;
+  shf_bags bags = e->bags;
+  sheaf_strategy strategy = c->strategy;
+  sheaf_dtype index = c->problem.index_dtype;
+  g.dtype = partial ? e->acc : c->values;
   bring_inputs(&g);
+  if (!send_pieces(&g) && c->strategy.dispatch) g.dtype = e->acc; /* to be added to other ranks' */
+  FLOW(&c->flow, convert_gradient(&g));
   place_rows(&g);
   FLOW(&c->flow, run_local(&g));
   if (c->strategy.dispatch) {
     int64_t cells = (e->row_hi - e->row_lo) * e->columns;
-    int own = partial || e->acc == c->problem.dtype; /* whether the output is kept in acc */
+    int own = partial || e->acc == c->values; /* whether the output is kept in acc */
     void *total = own && g.out ? shf_dtensor_data(g.out) : NULL;
     if (!own) {
-      FLOW(&c->flow, shf_pool_get(&c->pool, cells * shf_core_dtype_size(e->acc), &total));
+      FLOW(&c->flow, shf_call_get(c, cells * shf_core_dtype_size(e->acc), &total));
     }
-    if (c->flow.status == SHEAF_OK && cells) memset(total, 0, (size_t)(cells * shf_core_dtype_size(e->acc)));
+    FLOW(&c->flow, shf_space_zero(c->site.device, total, cells * shf_core_dtype_size(e->acc)));
     return_rows(&g, total);
-    if (!own && c->flow.status == SHEAF_OK)
-      shf_convert(e->acc, total, c->problem.dtype, shf_dtensor_data(g.out), cells);
+    if (!own)
+      SURELY(&c->flow, shf_space_convert(c->site.device, e->acc, total, c->values, shf_dtensor_data(g.out), cells));
   }
   sheaf_placement target[MAX_DIMS] = {{0}};
   shf_call_target(c, 0, target);
-  sheaf_dtensor_desc desc = shf_call_desc(c, c->problem.dtype, c->strategy.out);
+  sheaf_dtensor_desc desc = shf_call_desc(c, c->values, c->strategy.out);
   shf_relocate(&c->flow, &desc, &g.out, target);
+  bags.host = c->strategy.dispatch == strategy.dispatch ? e->bags.host : bags.host;
+  e->bags = bags; /* those it was called with */
+  c->strategy = strategy;
+  c->problem.index_dtype = index;
   sheaf_dtensor *weights_grad = NULL;
   int weights = e->args->weights_grad && e->desc->weighted && e->desc->kind != SHEAF_LOOKUP_BACKWARD;
   if (weights) shf_embedding_weights_grad(e, &weights_grad);
+  shf_flow_wait(&c->flow, c->site.device);
   int well = shf_flow_settle(&c->flow);
   if (well) *e->args->table_grad = g.out;
   if (well && weights) *e->args->weights_grad = weights_grad;

@@ -9,7 +9,9 @@ typedef struct shf_embedding_call {
   const sheaf_embedding_desc *desc;
   const sheaf_shard_embedding_args *args;
   sheaf_dtype acc;
+  int quantised;                   /* packed rows: problem.dtype is INT8 or INT4 */
   int64_t row_lo, row_hi, columns; /* the part of the table, or of its gradient, that is this rank's */
+  int64_t row_bytes;               /* of the table, here */
   shf_bags bags;
 } shf_embedding_call;
 
@@ -24,6 +26,10 @@ typedef struct shf_local_rows {
   int renumbered; /* skipped entries are -1 already, and bad ones were reported */
 } shf_local_rows;
 
+/* The table's own rows, as they lie here. */
+shf_local_rows shf_embedding_rows(const shf_embedding_call *e, const sheaf_dtensor *table);
+sheaf_operand shf_embedding_table(const shf_embedding_call *e, const shf_local_rows *rows, shf_local *local);
+
 /* Description and operands of the local op. The tensors behind the operands live in `parts`. */
 typedef struct shf_local_embedding_parts {
   shf_local table, indices, offsets, weights, grad_out, out, arg, table_grad;
@@ -32,14 +38,19 @@ typedef struct shf_local_embedding_parts {
 void shf_embedding_local_op(const shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows,
                             sheaf_embedding_desc *desc, sheaf_embedding_args *args, shf_local_embedding_parts *parts);
 
-/* Entries of the rank grouped by the rows they name (shf_dispatch), indices to be given by `index`. */
-void shf_embedding_dispatch(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
-                            shf_dispatch *d);
+/* Entries of the rank grouped by the rows they name, by the CPU's indices; then, where rows are dispatched, everybody
+ * learns what it is asked for. `ask` is collective then. */
+void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
+                         shf_dispatch *d);
+void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d);
 
-/* The rows this rank's entries name, one after the other, under new numbers, as elements of type `wanted`. `at`: how the
- * table lies. Collective when rows are dispatched. */
-void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, const sheaf_placement *at,
-                           sheaf_dtype wanted, shf_dispatch *d, shf_local_rows *rows);
+/* Sums of this rank's rows over its bags, in acc. */
+sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table, void *sums);
+
+/* The rows that the entries grouped in `d` name, one after the other, under new numbers, as elements of type `wanted`.
+ * Collective when rows are dispatched. */
+void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
+                           shf_local_rows *rows);
 
 /* The gradient of per-sample weights, into a new tensor. */
 void shf_embedding_weights_grad(shf_embedding_call *e, sheaf_dtensor **weights_grad);

@@ -3,6 +3,7 @@
  * Counted are: bringing the inputs there, the local work as bytes that pass through memory, what row dispatch sends, and
  * bringing the output where it is wanted. A Partial output that nobody placed is counted as made whole, since somebody
  * has to do that. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@ typedef struct load {
   double entries; /* indices */
   double owned;   /* of those, the ones whose rows the rank has */
   double columns; /* local width of a row */
-  double out, in0, cell, index_cell;
+  double out, in0, cell, index_cell, out_cell;
 } load;
 
 static int is_backward(const sheaf_shard_problem *p)
@@ -45,6 +46,7 @@ static load load_of(const sheaf_shard_problem *p, const shf_shard_shapes *shapes
   const sheaf_mesh *mesh = p->mesh;
   int backward = is_backward(p);
   load l = {.cell = (double)shapes->in[0].cell, .index_cell = (double)shapes->in[1].cell};
+  l.out_cell = (double)shapes->out.cell;
   l.in0 = shf_shard_largest(mesh, shapes->in[0].rank, shapes->in[0].shape, s->in[0]);
   l.out = shf_shard_largest(mesh, shapes->out.rank, shapes->out.shape, s->out);
   l.entries = shf_shard_largest(mesh, shapes->in[1].rank, shapes->in[1].shape, s->in[1]);
@@ -60,7 +62,7 @@ static load load_of(const sheaf_shard_problem *p, const shf_shard_shapes *shapes
 /* Bytes through memory: rows read (and the table's gradient written, all of it), indices, output. */
 static double local_bytes(const load *l)
 {
-  return l->owned * l->columns * l->cell + l->entries * l->index_cell + l->out * l->cell;
+  return l->owned * l->columns * l->cell + l->entries * l->index_cell + l->out * l->out_cell;
 }
 
 static void add_move(const sheaf_shard_problem *p, const shf_operand_shape *shape, const sheaf_placement *from,
@@ -79,6 +81,22 @@ static void add_move(const sheaf_shard_problem *p, const shf_operand_shape *shap
   s->bytes_memory += shf_shard_largest(p->mesh, shape->rank, shape->shape, from) * (double)shape->cell;
 }
 
+/* What dispatch sends: rows and their indices, or pieces of bags and theirs, whatever is less (dispatch_bags.h). Indices
+ * are taken to be spread evenly. */
+static double dispatched_bytes(const sheaf_shard_problem *p, const sheaf_strategy *s, const load *l, double group,
+                               double distinct)
+{
+  double away = (group - 1) / group, id = p->rows <= INT32_MAX ? 4 : 8;
+  double rows = distinct * away * (id + l->columns * l->cell);
+  int sums = p->category == SHEAF_CATEGORY_EMBEDDING && p->kind >= SHEAF_BAG_SUM && p->kind != SHEAF_BAG_MAX &&
+             p->kind != SHEAF_BAG_MAX_BACKWARD;
+  if (!sums || p->bags == 0) return rows;
+  double bags = (double)p->bags / cut_by(p->mesh, s->in[1], 0), length = l->entries / bags;
+  double pieces = bags * (group - 1) * (1 - pow(1 - 1 / group, length)); /* bags that have an entry at another rank */
+  double parts = pieces * (8 + l->columns * (p->dtype == SHEAF_F64 ? 8 : 4)) + l->entries * away * id;
+  return parts < rows ? parts : rows;
+}
+
 void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *shapes, const sheaf_mesh_profile *profile,
                         sheaf_strategy *s)
 {
@@ -86,7 +104,7 @@ void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *sh
   sheaf_mesh_profile full = shf_shard_profile(profile);
   load l = load_of(p, shapes, s);
   s->microseconds = local_bytes(&l) / (full.memory_gbs * 1e3);
-  s->bytes_memory = l.in0 * l.cell + l.entries * l.index_cell + l.out * l.cell;
+  s->bytes_memory = l.in0 * l.cell + l.entries * l.index_cell + l.out * l.out_cell;
   for (int j = 0; j < s->inputs; j++) {
     double before = s->bytes_moved;
     add_move(p, &shapes->in[j], p->in[j], s->in[j], profile, s);
@@ -96,10 +114,9 @@ void shf_shard_estimate(const sheaf_shard_problem *p, const shf_shard_shapes *sh
   if (group > 1) {
     double distinct = l.owned < l.entries ? l.owned : l.entries;
     if (distinct > (double)p->rows) distinct = (double)p->rows;
-    double away = (group - 1) / group, indices = distinct * l.index_cell * away,
-           rows = distinct * l.columns * l.cell * away;
-    s->bytes_moved += indices + rows;
-    s->microseconds += 3 * (group - 1) * full.latency_us + (indices + rows) / (full.bandwidth_gbs * 1e3);
+    double bytes = dispatched_bytes(p, s, &l, group, distinct);
+    s->bytes_moved += bytes;
+    s->microseconds += 3 * (group - 1) * full.latency_us + bytes / (full.bandwidth_gbs * 1e3);
     s->bytes_memory += distinct * (l.index_cell + 2 * l.columns * l.cell);
   }
   sheaf_placement wanted[MAX_DIMS];

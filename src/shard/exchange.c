@@ -71,7 +71,7 @@ static int received_in_place(const shf_exchange *e, const dealing *d, const shf_
   return !is_reducing(e) && shf_box_piece(&d->receives, gets) >= 0;
 }
 
-static sheaf_status prepare_exchange(shf_exchange *e, int passing)
+static sheaf_status prepare_exchange(shf_exchange *e)
 {
   const sheaf_mesh *mesh = e->from.mesh;
   shf_box had = box_of(&e->from), gets = box_of(&e->to);
@@ -82,9 +82,8 @@ static sheaf_status prepare_exchange(shf_exchange *e, int passing)
     if (d.receive_cells && !received_in_place(e, &d, &gets)) e->receive_bytes += d.receive_cells * e->from.cell;
   }
   int64_t bytes = shf_array_bytes(&e->to), staging = e->send_bytes + e->receive_bytes;
-  e->passing = passing;
-  e->to.data = passing ? shf_buffer_get(mesh, bytes) : shf_core_alloc((size_t)bytes);
-  e->staging = shf_buffer_get(mesh, staging + 1); /* never none, so that places in it can be named */
+  e->to.data = shf_buffer_get(mesh, e->from.device, bytes);
+  e->staging = shf_buffer_get(mesh, e->from.device, staging + 1); /* never none, so that places in it can be named */
   if ((bytes && !e->to.data) || !e->staging)
     return shf_core_no_memory("moving a tensor between ranks", (size_t)(bytes + staging));
   return SHEAF_OK;
@@ -92,15 +91,16 @@ static sheaf_status prepare_exchange(shf_exchange *e, int passing)
 
 /* ---- Running ------------------------------------------------------------------------------------------------------ */
 
-static void pack(const dealing *d, const shf_box *had, const char *source, char *target, int64_t cell)
+static sheaf_status pack(const shf_exchange *e, const dealing *d, const shf_box *had, char *target)
 {
-  shf_box_copy(&d->sends, had, source, &d->sends, target, cell);
+  const shf_part_fold copy = {.kind = SHF_FOLD_STORE, .cell = e->from.cell};
+  return shf_space_fold(e->from.device, &copy, &d->sends, had, e->from.data, &d->sends, target);
 }
 
+/* One rank's part, by the op's own function. */
 typedef struct unpacking {
   const shf_exchange *e;
   const char *source;
-  int is_first;
   int64_t base; /* of a slice: where it begins in the line */
 } unpacking;
 
@@ -108,30 +108,42 @@ static void unpack_run(void *context, int64_t from_cell, int64_t to_cell, int64_
 {
   const unpacking *u = context;
   int64_t cell = u->e->from.cell;
-  char *target = u->e->to.data + to_cell * cell;
-  const char *source = u->source + from_cell * cell;
-  if (is_reducing(u->e))
-    shf_reduce_terms(&u->e->from.reducer, cell, u->is_first, target, source, u->base + to_cell, cells);
-  else
-    memcpy(target, source, (size_t)(cells * cell));
+  const shf_reducer *r = &u->e->from.reducer;
+  r->fold(r->context, u->e->to.data + to_cell * cell, u->source + from_cell * cell, u->base + to_cell, cells);
+}
+
+/* One rank's part, which lies in a buffer that holds `box`. The first term is stored, later ones are folded in. */
+static sheaf_status unpack_part(const shf_exchange *e, const dealing *d, const shf_box *box, const char *source,
+                                const shf_box *gets)
+{
+  const shf_reducer *r = &e->from.reducer;
+  int folds = is_reducing(e) && !(d->is_first && (r->fold || r->kind != SHF_FOLD_SUM));
+  if (folds && r->fold) {
+    shf_box_walk(&d->receives, box, gets, unpack_run, &(unpacking){e, source, e->is_line ? gets->lo[0] : 0});
+    return SHEAF_OK;
+  }
+  shf_part_fold fold = {.kind = folds ? r->kind : SHF_FOLD_STORE, .dtype = r->dtype, .cell = e->from.cell};
+  fold.from_zero = folds && d->is_first && r->dtype != SHEAF_I64;
+  if (fold.kind == SHF_FOLD_SUM && d->is_first && !fold.from_zero) fold.kind = SHF_FOLD_STORE; /* integers have one 0 */
+  return shf_space_fold(e->from.device, &fold, &d->receives, box, source, gets, e->to.data);
 }
 
 /* Puts together what came, in the order of ranks: this rank's own part from where it was. */
-static void unpack(const shf_exchange *e, const shf_box *had, const shf_box *gets)
+static sheaf_status unpack(const shf_exchange *e, const shf_box *had, const shf_box *gets)
 {
   const sheaf_mesh *mesh = e->from.mesh;
   const char *received = e->staging + e->send_bytes;
   for (int64_t rank = 0; rank < mesh->ranks; rank++) {
     dealing d;
     if (!deal_with(e, rank, had, gets, &d) || d.receive_cells == 0) continue;
-    unpacking u = {e, rank == mesh->rank ? e->from.data : received, d.is_first, e->to.rank == 1 ? gets->lo[0] : 0};
     if (rank == mesh->rank) {
-      shf_box_walk(&d.receives, had, gets, unpack_run, &u);
+      SHF_TRY(unpack_part(e, &d, had, e->from.data, gets));
     } else if (!received_in_place(e, &d, gets)) {
-      shf_box_walk(&d.receives, &d.receives, gets, unpack_run, &u);
+      SHF_TRY(unpack_part(e, &d, &d.receives, received, gets));
       received += d.receive_cells * e->from.cell;
     }
   }
+  return SHEAF_OK;
 }
 
 static sheaf_status run_exchange(shf_exchange *e)
@@ -147,7 +159,7 @@ static sheaf_status run_exchange(shf_exchange *e)
     if (d.send_cells && sent_in_place(&d, &had)) {
       send[sends++] = (shf_message){rank, e->from.data + shf_box_piece(&d.sends, &had) * cell, d.send_cells * cell};
     } else if (d.send_cells) {
-      pack(&d, &had, e->from.data, packed, cell);
+      SHF_TRY(pack(e, &d, &had, packed));
       send[sends++] = (shf_message){rank, packed, d.send_cells * cell};
       packed += d.send_cells * cell;
     }
@@ -159,9 +171,8 @@ static sheaf_status run_exchange(shf_exchange *e)
       received += d.receive_cells * cell;
     }
   }
-  if (e->moves) SHF_TRY(shf_comm_exchange(mesh->comm, send, sends, receive, receives));
-  unpack(e, &had, &gets);
-  return SHEAF_OK;
+  if (e->moves) SHF_TRY(shf_comm_exchange(mesh->comm, send, sends, receive, receives, e->from.device));
+  return unpack(e, &had, &gets);
 }
 
 /* ---- Moves -------------------------------------------------------------------------------------------------------- */
@@ -188,11 +199,12 @@ static void add_reduce(shf_move *move, const shf_array *now, const shf_stage *st
     if (reduces) sliced[m] = sheaf_shard(0);
   }
   add_exchange(move, &line, sliced, stage->moves);
+  move->exchange[move->exchanges - 1].is_line = 1;
   memcpy(line.at, sliced, sizeof sliced);
   add_exchange(move, &line, whole, stage->moves);
 }
 
-sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to, int passing)
+sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to)
 {
   memset(move, 0, sizeof *move);
   move->path = shf_shard_path(from->mesh, from->rank, from->shape, from->at, to);
@@ -207,8 +219,7 @@ sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf
     for (int j = first; j < move->exchanges && status == SHEAF_OK; j++) {
       shf_exchange *e = &move->exchange[j];
       if (j > 0) e->from.data = move->exchange[j - 1].to.data;
-      int last = i + 1 == move->path.stages && j + 1 == move->exchanges;
-      status = prepare_exchange(e, passing || !last);
+      status = prepare_exchange(e);
     }
     memcpy(now.at, stage->to, sizeof now.at);
     for (int m = 0; m < now.mesh->dims && stage->kind == SHF_STAGE_FILL; m++)
@@ -219,13 +230,6 @@ sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf
   move->result_is_own = move->exchanges > 0;
   if (status != SHEAF_OK) shf_move_free(move);
   return status;
-}
-
-int shf_move_sends(const shf_move *move)
-{
-  for (int i = 0; i < move->exchanges; i++)
-    if (move->exchange[i].moves) return 1;
-  return 0;
 }
 
 /* Whether this rank is the one that keeps the value where Replicate becomes Partial. */
@@ -246,8 +250,7 @@ sheaf_status shf_move_run(shf_move *move)
   shf_core_fp_leave(mode);
   SHF_TRY(status);
   const shf_stage *last = move->path.stages ? &move->path.stage[move->path.stages - 1] : NULL;
-  if (last && last->kind == SHF_STAGE_FILL && !keeps_value(&move->result, last))
-    shf_reduce_fill(&move->result.reducer, move->result.cell, move->result.data, shf_array_cells(&move->result));
+  if (last && last->kind == SHF_STAGE_FILL && !keeps_value(&move->result, last)) return shf_reduce_fill(&move->result);
   return SHEAF_OK;
 }
 
@@ -255,11 +258,8 @@ void shf_move_free(shf_move *move)
 {
   for (int i = 0; i < move->exchanges; i++) {
     shf_exchange *e = &move->exchange[i];
-    shf_buffer_put(e->from.mesh, e->staging);
-    if (e->passing)
-      shf_buffer_put(e->from.mesh, e->to.data);
-    else if (e->to.data)
-      shf_core_free(e->to.data, (size_t)shf_array_bytes(&e->to));
+    shf_buffer_put(e->from.mesh, e->from.device, e->staging, e->send_bytes + e->receive_bytes + 1);
+    shf_buffer_put(e->from.mesh, e->from.device, e->to.data, shf_array_bytes(&e->to));
   }
   memset(move, 0, sizeof *move);
 }

@@ -3,56 +3,67 @@
 
 #include <string.h>
 
-sheaf_operand shf_local_operand(shf_local *local, sheaf_dtype dtype, const void *data, int rank, const int64_t *shape)
+sheaf_operand shf_local_operand(shf_local *local, shf_site site, sheaf_dtype dtype, const void *data, int rank,
+                                const int64_t *shape)
 {
   memcpy(local->shape, shape, (size_t)rank * sizeof *shape);
   local->tensor = (DLTensor){.data = (void *)data,
-                             .device = {kDLCPU, 0},
+                             .device = site.device,
                              .ndim = rank,
                              .dtype = sheaf_dtype_to_dl(dtype),
                              .shape = local->shape};
   return (sheaf_operand){.tensor = &local->tensor};
 }
 
-sheaf_operand shf_local_matrix(shf_local *local, sheaf_dtype dtype, const void *data, int64_t rows, int64_t columns)
+sheaf_operand shf_local_matrix(shf_local *local, shf_site site, sheaf_dtype dtype, const void *data, int64_t rows,
+                               int64_t columns)
 {
-  return shf_local_operand(local, dtype, data, 2, (int64_t[]){rows, columns});
+  return shf_local_operand(local, site, dtype, data, 2, (int64_t[]){rows, columns});
 }
 
-sheaf_operand shf_local_vector(shf_local *local, sheaf_dtype dtype, const void *data, int64_t count)
+sheaf_operand shf_local_vector(shf_local *local, shf_site site, sheaf_dtype dtype, const void *data, int64_t count)
 {
-  return shf_local_operand(local, dtype, data, 1, &count);
+  return shf_local_operand(local, site, dtype, data, 1, &count);
 }
 
-static sheaf_status get_workspace(const sheaf_plan *plan, void **workspace, size_t *bytes)
-{
-  *bytes = sheaf_plan_workspace_size(plan);
-  *workspace = shf_core_alloc(*bytes);
-  return *bytes && !*workspace ? shf_core_no_memory("the workspace of a local op", *bytes) : SHEAF_OK;
-}
-
-sheaf_status shf_local_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
-{
+/* What runs a plan of either family. */
+typedef struct run {
   sheaf_plan *plan;
   void *workspace;
   size_t bytes;
-  SHF_TRY(sheaf_embedding_select(desc, NULL, &plan));
-  sheaf_status status = get_workspace(plan, &workspace, &bytes);
-  if (status == SHEAF_OK) status = sheaf_embedding_run(plan, workspace, bytes, NULL, args);
-  if (workspace) shf_core_free(workspace, bytes);
-  sheaf_plan_free(plan);
+} run;
+
+static sheaf_status prepare(shf_site site, run *r)
+{
+  r->bytes = sheaf_plan_workspace_size(r->plan);
+  r->workspace = shf_buffer_get(site.mesh, site.device, (int64_t)r->bytes);
+  return r->bytes && !r->workspace ? shf_core_no_memory("the workspace of a local op", r->bytes) : SHEAF_OK;
+}
+
+static void finish(shf_site site, run *r)
+{
+  shf_buffer_put(site.mesh, site.device, r->workspace, (int64_t)r->bytes);
+  sheaf_plan_free(r->plan);
+}
+
+sheaf_status shf_local_embedding(shf_site site, sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
+{
+  run r = {0};
+  desc->device = site.device;
+  SHF_TRY(sheaf_embedding_select(desc, NULL, &r.plan));
+  sheaf_status status = prepare(site, &r);
+  if (status == SHEAF_OK) status = sheaf_embedding_run(r.plan, r.workspace, r.bytes, NULL, args);
+  finish(site, &r);
   return status;
 }
 
-sheaf_status shf_local_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args)
+sheaf_status shf_local_segment(shf_site site, sheaf_segment_desc *desc, const sheaf_segment_args *args)
 {
-  sheaf_plan *plan;
-  void *workspace;
-  size_t bytes;
-  SHF_TRY(sheaf_segment_select(desc, NULL, &plan));
-  sheaf_status status = get_workspace(plan, &workspace, &bytes);
-  if (status == SHEAF_OK) status = sheaf_segment_run(plan, workspace, bytes, NULL, args);
-  if (workspace) shf_core_free(workspace, bytes);
-  sheaf_plan_free(plan);
+  run r = {0};
+  desc->device = site.device;
+  SHF_TRY(sheaf_segment_select(desc, NULL, &r.plan));
+  sheaf_status status = prepare(site, &r);
+  if (status == SHEAF_OK) status = sheaf_segment_run(r.plan, r.workspace, r.bytes, NULL, args);
+  finish(site, &r);
   return status;
 }

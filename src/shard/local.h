@@ -12,9 +12,8 @@ struct sheaf_dtensor {
   DLTensor local;
   int64_t local_shape[MAX_RANK];
   int64_t local_strides[MAX_RANK];
-  void *owned; /* NULL: borrowed */
+  void *owned; /* NULL: borrowed. Else one of the mesh's buffers */
   size_t owned_bytes;
-  int passing; /* what it owns is one of the mesh's buffers */
 };
 
 /* What a part is made of: f32 for Partial tensors of 16-bit types, else the tensor's own type. */
@@ -23,9 +22,8 @@ sheaf_dtype shf_local_dtype(const sheaf_mesh *mesh, sheaf_dtype dtype, const she
 /* The tensor as an array. */
 shf_array shf_dtensor_array(const sheaf_dtensor *tensor);
 
-/* A tensor whose elements are not set; of one placed by Bags, `entries` are here. `passing`: for the length of a call, in
- * one of the mesh's buffers. */
-sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int64_t entries, int passing, sheaf_dtensor **tensor);
+/* A tensor whose elements are not set; of one placed by Bags, `entries` are here. */
+sheaf_status shf_dtensor_make(const sheaf_dtensor_desc *desc, int64_t entries, sheaf_dtensor **tensor);
 
 /* Replaces a tensor by one that lies as `to` says. When anything has to be sent, ranks agree first; when not, it does
  * not communicate. A rank that failed before has no tensor, but takes part with its description. */
@@ -56,38 +54,46 @@ void shf_store_index(sheaf_dtype dtype, void *data, int64_t at, int64_t value);
 
 /* ---- A rank's own work: local.c --------------------------------------------------------------------------------- */
 
-/* A contiguous tensor on the CPU, with its shape beside it. */
+/* A contiguous tensor, with its shape beside it. */
 typedef struct shf_local {
   DLTensor tensor;
   int64_t shape[MAX_RANK];
 } shf_local;
 
+/* Where a rank's own work is done, and whose buffers it uses. */
+typedef struct shf_site {
+  const sheaf_mesh *mesh;
+  DLDevice device;
+} shf_site;
+
 /* Fills in `*local` (which must not move afterwards) and gives the operand for it. */
-sheaf_operand shf_local_operand(shf_local *local, sheaf_dtype dtype, const void *data, int rank, const int64_t *shape);
-sheaf_operand shf_local_matrix(shf_local *local, sheaf_dtype dtype, const void *data, int64_t rows, int64_t columns);
-sheaf_operand shf_local_vector(shf_local *local, sheaf_dtype dtype, const void *data, int64_t count);
+sheaf_operand shf_local_operand(shf_local *local, shf_site site, sheaf_dtype dtype, const void *data, int rank,
+                                const int64_t *shape);
+sheaf_operand shf_local_matrix(shf_local *local, shf_site site, sheaf_dtype dtype, const void *data, int64_t rows,
+                               int64_t columns);
+sheaf_operand shf_local_vector(shf_local *local, shf_site site, sheaf_dtype dtype, const void *data, int64_t count);
 
 /* Selects a plan, runs it once, and frees it. The one place where this folder computes. */
-sheaf_status shf_local_embedding(const sheaf_embedding_desc *desc, const sheaf_embedding_args *args);
-sheaf_status shf_local_segment(const sheaf_segment_desc *desc, const sheaf_segment_args *args);
+sheaf_status shf_local_embedding(shf_site site, sheaf_embedding_desc *desc, const sheaf_embedding_args *args);
+sheaf_status shf_local_segment(shf_site site, sheaf_segment_desc *desc, const sheaf_segment_args *args);
 
 /* ---- Memory of one call: pool.c --------------------------------------------------------------------------------- */
 
 /* Everything an op allocates, freed together. */
-enum { MAX_POOL = 48 };
+enum { MAX_POOL = 64 };
 typedef struct shf_pool {
+  const sheaf_mesh *mesh;
   int count;
   struct {
     void *memory;
-    size_t bytes;
+    int64_t bytes;
+    DLDevice device;
   } at[MAX_POOL];
 } shf_pool;
 
-/* Memory until shf_pool_free; `*memory` is NULL for 0 bytes. */
+/* Memory until shf_pool_free, of the CPU or of a device; `*memory` is NULL for 0 bytes. */
 sheaf_status shf_pool_get(shf_pool *pool, int64_t bytes, void **memory);
+sheaf_status shf_pool_get_on(shf_pool *pool, DLDevice device, int64_t bytes, void **memory);
 void shf_pool_free(shf_pool *pool);
-
-/* The pool forgets a block, which then is the caller's. */
-void shf_pool_keep(shf_pool *pool, const void *memory);
 
 #endif

@@ -6,7 +6,7 @@
 #ifndef SHF_SHARD_MOVE_H
 #define SHF_SHARD_MOVE_H
 
-#include "shard/shard_impl.h"
+#include "shard/space.h"
 
 /* ---- Agreement: agree.c ----------------------------------------------------------------------------------------- */
 
@@ -51,42 +51,34 @@ int shf_flow_agree(shf_flow *flow);
 int shf_flow_agree_on(shf_flow *flow, const char *doing, const int64_t facts[2]);
 int shf_flow_settle(shf_flow *flow);
 
+/* Whatever was enqueued on a device has happened, or did not: agreed on by the next settle. */
+void shf_flow_wait(shf_flow *flow, DLDevice device);
+
 /* Lists of messages, one for each rank at most; behind the records in the mesh's scratch. */
 shf_message *shf_mesh_messages(const sheaf_mesh *mesh, int receiving);
 
 /* ---- Reducing: reduce.c ----------------------------------------------------------------------------------------- */
 
-typedef enum shf_reduce_kind {
-  SHF_REDUCE_NONE,
-  SHF_REDUCE_BITS, /* cells of 1, 2, 4 or 8 bytes, added as unsigned integers */
-  SHF_REDUCE_SUM,
-  SHF_REDUCE_PROD,
-  SHF_REDUCE_MAX, /* the first NaN, else the first of the largest */
-  SHF_REDUCE_MIN,
-  SHF_REDUCE_OTHER /* by `fold` */
-} shf_reduce_kind;
-
-/* total = total (op) term, for `cells` cells. In an all-reduce, `first` is their place in the rank's part. */
+/* total = total (op) term, for `cells` cells. `first` is their place in the rank's new part; in an all-reduce, in the
+ * part it had. */
 typedef void shf_fold(void *context, char *total, const char *term, int64_t first, int64_t cells);
 
+/* How terms of ranks become one: STORE, there are none; or a function of the op's own, for cells in the CPU's memory. */
 typedef struct shf_reducer {
-  shf_reduce_kind kind;
+  shf_fold_kind kind;
   sheaf_dtype dtype; /* SUM and PROD: F32 F64 I64; MAX and MIN: F32 F64 */
   shf_fold *fold;
   void *context;
 } shf_reducer;
 
-/* The first term is stored, later ones are folded in. */
-void shf_reduce_terms(const shf_reducer *reducer, int64_t cell, int is_first, char *total, const char *term,
-                      int64_t first, int64_t cells);
-
-/* Cells that change nothing. */
-void shf_reduce_fill(const shf_reducer *reducer, int64_t cell, char *data, int64_t cells);
+/* Folds a run of cells on the CPU. */
+void shf_fold_cells(const shf_part_fold *fold, char *total, const char *term, int64_t cells);
 
 /* ---- Arrays and moves: exchange.c ------------------------------------------------------------------------------- */
 
 typedef struct shf_array {
   const sheaf_mesh *mesh;
+  DLDevice device;
   int rank;
   int64_t shape[MAX_RANK];
   int64_t cell;
@@ -94,6 +86,9 @@ typedef struct shf_array {
   sheaf_placement at[MAX_DIMS];
   char *data;
 } shf_array;
+
+/* Sets every cell of the rank's part to what changes nothing in a reduction. */
+sheaf_status shf_reduce_fill(const shf_array *array);
 
 /* Cells and bytes of this rank's part. */
 int64_t shf_array_cells(const shf_array *array);
@@ -105,9 +100,9 @@ enum { MAX_EXCHANGES = 2 * MAX_STAGES };
 typedef struct shf_exchange {
   shf_array from, to;
   int moves;
+  int is_line;   /* a rank's part cut into slices: part of an all-reduce */
   char *staging; /* packed parts, to be sent, then received */
   int64_t send_bytes, receive_bytes;
-  int passing; /* the result is needed only while the move runs: it is one of the mesh's buffers */
 } shf_exchange;
 
 typedef struct shf_move {
@@ -119,12 +114,8 @@ typedef struct shf_move {
 } shf_move;
 
 /* Works out a move and allocates for it; nothing is sent, the source's data need not be there yet. On failure there is
- * nothing to free. `passing`: the result too is one of the mesh's buffers, to be given back with shf_buffer_put when it
- * was taken. */
-sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to, int passing);
-
-/* Whether running it sends anything (the same on every rank). */
-int shf_move_sends(const shf_move *move);
+ * nothing to free. */
+sheaf_status shf_move_prepare(shf_move *move, const shf_array *from, const sheaf_placement *to);
 
 /* Collective, when it sends. */
 sheaf_status shf_move_run(shf_move *move);
@@ -132,7 +123,7 @@ sheaf_status shf_move_run(shf_move *move);
 /* Frees everything, the result too unless it was taken. NULL data afterwards. */
 void shf_move_free(shf_move *move);
 
-/* Takes the result's data, which must be the move's own, to be freed by the caller. */
+/* Takes the result's data, which must be the move's own: one of the mesh's buffers, of shf_array_bytes(&move->result). */
 char *shf_move_take(shf_move *move);
 
 #endif

@@ -15,6 +15,10 @@ typedef struct operands {
   char *arg;        /* positions of all rows; NULL: not given */
   char *data_grad;
   int64_t rows, cells; /* of this rank: rows; segments x columns */
+  struct {             /* the same as the CPU sees it (read_inputs) */
+    const void *grad_out, *data;
+    char *data_grad;
+  } host;
 } operands;
 
 static double divide(sheaf_dtype acc, double a, double b)
@@ -29,8 +33,27 @@ static double multiply(sheaf_dtype acc, double a, double b)
 
 static int64_t id_at(const shf_segment_call *s, int64_t row)
 {
-  int64_t id = shf_load_index(s->c.problem.index_dtype, s->ids, row);
+  int64_t id = shf_load_index(s->c.problem.index_dtype, s->host_ids, row);
   return id >= 0 && id < s->c.problem.bags ? id : -1;
+}
+
+/* What the CPU works on itself, for ops whose segments span ranks. */
+static sheaf_status read_inputs(shf_segment_call *s, operands *o)
+{
+  shf_call *c = &s->c;
+  int64_t size = shf_core_dtype_size(c->values), values = o->rows * s->columns;
+  void *result = o->data_grad;
+  SHF_TRY(shf_call_read(c, o->grad_out, o->cells * size, &o->host.grad_out));
+  if (o->data) SHF_TRY(shf_call_read(c, o->data, values * size, &o->host.data));
+  if (!shf_is_host(c->site.device)) SHF_TRY(shf_pool_get(&c->pool, values * size, &result));
+  o->host.data_grad = result;
+  return SHEAF_OK;
+}
+
+static sheaf_status write_result(shf_segment_call *s, const operands *o)
+{
+  int64_t bytes = o->rows * s->columns * shf_core_dtype_size(s->c.values);
+  return shf_space_write(s->c.site.device, o->data_grad, o->host.data_grad, bytes);
 }
 
 /* ---- Sums and means ------------------------------------------------------------------------------------------------- */
@@ -40,19 +63,22 @@ static void mean_backward(shf_segment_call *s, const operands *o)
 {
   shf_call *c = &s->c;
   void *counts = NULL, *divided = NULL;
+  const void *there = NULL;
   FLOW(&c->flow, shf_pool_get(&c->pool, c->problem.bags * (int64_t)sizeof(int64_t), &counts));
-  FLOW(&c->flow, shf_pool_get(&c->pool, o->cells * shf_core_dtype_size(c->problem.dtype), &divided));
+  FLOW(&c->flow, shf_pool_get(&c->pool, o->cells * shf_core_dtype_size(c->values), &divided));
   if (c->flow.status == SHEAF_OK) shf_segment_count(s, counts);
-  shf_segment_reduce(s, counts, sizeof(int64_t), (shf_reducer){.kind = SHF_REDUCE_SUM, .dtype = SHEAF_I64}, 1);
+  shf_segment_reduce(s, shf_host(), counts, sizeof(int64_t), (shf_reducer){.kind = SHF_FOLD_SUM, .dtype = SHEAF_I64},
+                     1);
   if (c->flow.status != SHEAF_OK) return;
   unsigned mode = shf_core_fp_enter();
   for (int64_t i = 0; i < o->cells; i++) {
-    double gradient = shf_load(c->problem.dtype, o->grad_out, i);
+    double gradient = shf_load(c->values, o->host.grad_out, i);
     int64_t rows = ((int64_t *)counts)[i / s->columns];
-    shf_store(c->problem.dtype, divided, i, divide(s->acc, gradient, (double)rows));
+    shf_store(c->values, divided, i, divide(s->acc, gradient, (double)rows));
   }
   shf_core_fp_leave(mode);
-  shf_segment_local local = {.dtype = c->problem.dtype, .grad_out = divided, .data_grad = o->data_grad};
+  FLOW(&c->flow, shf_call_write(c, divided, o->cells * shf_core_dtype_size(c->values), &there));
+  shf_segment_local local = {.dtype = c->values, .grad_out = there, .data_grad = o->data_grad};
   local.kind = shf_segment_is_sorted(s->desc->kind) ? SHEAF_SEGMENT_SUM_BACKWARD : SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD;
   FLOW(&c->flow, shf_segment_run_local(s, &local));
 }
@@ -80,17 +106,21 @@ static void find_extremes(shf_segment_call *s, sheaf_dtensor **out, sheaf_dtenso
 static void first_backward(shf_segment_call *s, const operands *o, const char *arg)
 {
   shf_call *c = &s->c;
+  int64_t size = shf_core_dtype_size(c->problem.index_dtype);
   void *here = NULL;
-  FLOW(&c->flow, shf_pool_get(&c->pool, o->cells * shf_core_dtype_size(c->problem.index_dtype), &here));
+  const void *positions = NULL, *there = NULL;
+  FLOW(&c->flow, shf_call_read(c, arg, o->cells * size, &positions));
+  FLOW(&c->flow, shf_pool_get(&c->pool, o->cells * size, &here));
   for (int64_t i = 0; c->flow.status == SHEAF_OK && i < o->cells; i++) {
-    int64_t position = shf_load_index(c->problem.index_dtype, arg, i);
+    int64_t position = shf_load_index(c->problem.index_dtype, positions, i);
     int is_here = position >= s->row_lo && position < s->row_hi;
     shf_store_index(c->problem.index_dtype, here, i, is_here ? position - s->row_lo : -1);
   }
+  FLOW(&c->flow, shf_call_write(c, here, o->cells * size, &there));
   shf_segment_local local = {.kind = s->desc->kind,
-                             .dtype = c->problem.dtype,
+                             .dtype = c->values,
                              .grad_out = o->grad_out,
-                             .arg = here,
+                             .arg = (void *)there,
                              .data_grad = o->data_grad,
                              .arg_given = 1};
   FLOW(&c->flow, shf_segment_run_local(s, &local));
@@ -102,26 +132,30 @@ static int equals_extreme(double x, double extreme) { return isnan(extreme) ? is
 static void split_backward(shf_segment_call *s, const operands *o, const char *extremes)
 {
   shf_call *c = &s->c;
-  sheaf_dtype dtype = c->problem.dtype;
+  sheaf_dtype dtype = c->values;
   void *memory = NULL;
+  const void *found = NULL;
+  FLOW(&c->flow, shf_call_read(c, extremes, o->cells * shf_core_dtype_size(dtype), &found));
   FLOW(&c->flow, shf_pool_get(&c->pool, o->cells * (int64_t)sizeof(int64_t), &memory));
   int64_t *ties = memory;
   if (c->flow.status == SHEAF_OK && o->cells) memset(ties, 0, (size_t)o->cells * sizeof *ties);
   for (int64_t n = 0; c->flow.status == SHEAF_OK && n < o->rows; n++)
     for (int64_t d = 0, id = id_at(s, n); id >= 0 && d < s->columns; d++)
-      ties[id * s->columns + d] +=
-          equals_extreme(shf_load(dtype, o->data, n * s->columns + d), shf_load(dtype, extremes, id * s->columns + d));
-  shf_segment_reduce(s, ties, sizeof *ties, (shf_reducer){.kind = SHF_REDUCE_SUM, .dtype = SHEAF_I64}, s->columns);
+      ties[id * s->columns + d] += equals_extreme(shf_load(dtype, o->host.data, n * s->columns + d),
+                                                  shf_load(dtype, found, id * s->columns + d));
+  shf_segment_reduce(s, shf_host(), ties, sizeof *ties, (shf_reducer){.kind = SHF_FOLD_SUM, .dtype = SHEAF_I64},
+                     s->columns);
   if (c->flow.status != SHEAF_OK) return;
   unsigned mode = shf_core_fp_enter();
   for (int64_t n = 0; n < o->rows; n++)
     for (int64_t d = 0, id = id_at(s, n); d < s->columns; d++) {
       int64_t at = n * s->columns + d, cell = id * s->columns + d;
-      int gets = id >= 0 && equals_extreme(shf_load(dtype, o->data, at), shf_load(dtype, extremes, cell));
-      double part = gets ? divide(s->acc, shf_load(dtype, o->grad_out, cell), (double)ties[cell]) : 0;
-      shf_store(dtype, o->data_grad, at, part);
+      int gets = id >= 0 && equals_extreme(shf_load(dtype, o->host.data, at), shf_load(dtype, found, cell));
+      double part = gets ? divide(s->acc, shf_load(dtype, o->host.grad_out, cell), (double)ties[cell]) : 0;
+      shf_store(dtype, o->host.data_grad, at, part);
     }
   shf_core_fp_leave(mode);
+  FLOW(&c->flow, write_result(s, o));
 }
 
 static void extreme_backward(shf_segment_call *s, const operands *o)
@@ -149,37 +183,42 @@ static void prod_backward(shf_segment_call *s, const operands *o)
   shf_call *c = &s->c;
   int64_t size = shf_core_dtype_size(s->acc), values = o->rows * s->columns;
   void *ones = NULL, *products = NULL, *memory = NULL;
+  const void *there = NULL, *found = NULL;
   FLOW(&c->flow, shf_pool_get(&c->pool, values * size, &ones));
-  FLOW(&c->flow, shf_pool_get(&c->pool, o->cells * size, &products));
+  FLOW(&c->flow, shf_call_get(c, o->cells * size, &products));
   FLOW(&c->flow, shf_pool_get(&c->pool, o->cells * (int64_t)sizeof(int64_t), &memory));
   int64_t *zeros = memory;
   if (c->flow.status == SHEAF_OK && o->cells) memset(zeros, 0, (size_t)o->cells * sizeof *zeros);
   for (int64_t n = 0; c->flow.status == SHEAF_OK && n < o->rows; n++)
     for (int64_t d = 0, id = id_at(s, n); d < s->columns; d++) {
-      double x = shf_load(c->problem.dtype, o->data, n * s->columns + d);
+      double x = shf_load(c->values, o->host.data, n * s->columns + d);
       shf_store(s->acc, ones, n * s->columns + d, x == 0 ? 1 : x);
       if (id >= 0) zeros[id * s->columns + d] += x == 0;
     }
-  shf_segment_local local = {.dtype = s->acc, .data = ones, .out = products};
+  FLOW(&c->flow, shf_call_write(c, ones, values * size, &there));
+  shf_segment_local local = {.dtype = s->acc, .data = there, .out = products};
   local.kind = shf_segment_forward_kind(SHF_PROD, shf_segment_is_sorted(s->desc->kind));
   FLOW(&c->flow, shf_segment_run_local(s, &local));
-  shf_segment_reduce(s, products, size, (shf_reducer){.kind = SHF_REDUCE_PROD, .dtype = s->acc}, s->columns);
-  shf_segment_reduce(s, zeros, sizeof *zeros, (shf_reducer){.kind = SHF_REDUCE_SUM, .dtype = SHEAF_I64}, s->columns);
+  shf_reducer product = {.kind = SHF_FOLD_PROD, .dtype = s->acc}, sum = {.kind = SHF_FOLD_SUM, .dtype = SHEAF_I64};
+  shf_segment_reduce(s, c->site.device, products, size, product, s->columns);
+  shf_segment_reduce(s, shf_host(), zeros, sizeof *zeros, sum, s->columns);
+  FLOW(&c->flow, shf_call_read(c, products, o->cells * size, &found));
   if (c->flow.status != SHEAF_OK) return;
   unsigned mode = shf_core_fp_enter();
   for (int64_t n = 0; n < o->rows; n++)
     for (int64_t d = 0, id = id_at(s, n); d < s->columns; d++) {
       int64_t at = n * s->columns + d, cell = id * s->columns + d;
-      double x = shf_load(c->problem.dtype, o->data, at), part = 0;
-      double product = id >= 0 ? shf_load(s->acc, products, cell) : 0,
-             g = id >= 0 ? shf_load(c->problem.dtype, o->grad_out, cell) : 0;
+      double x = shf_load(c->values, o->host.data, at), part = 0;
+      double product = id >= 0 ? shf_load(s->acc, found, cell) : 0,
+             g = id >= 0 ? shf_load(c->values, o->host.grad_out, cell) : 0;
       if (id >= 0 && zeros[cell] == 0)
         part = multiply(s->acc, g, divide(s->acc, product, x));
       else if (id >= 0 && zeros[cell] == 1 && x == 0)
         part = multiply(s->acc, g, product);
-      shf_store(c->problem.dtype, o->data_grad, at, part);
+      shf_store(c->values, o->host.data_grad, at, part);
     }
   shf_core_fp_leave(mode);
+  FLOW(&c->flow, write_result(s, o));
 }
 
 /* ---- All kinds ------------------------------------------------------------------------------------------------------ */
@@ -188,7 +227,7 @@ static void run_whole(shf_segment_call *s, const operands *o)
 {
   int given = s->args->arg && s->desc->ties == SHEAF_TIES_FIRST;
   shf_segment_local local = {.kind = s->desc->kind,
-                             .dtype = s->c.problem.dtype,
+                             .dtype = s->c.values,
                              .data = o->data,
                              .grad_out = o->grad_out,
                              .arg = given ? o->arg : NULL,
@@ -215,7 +254,7 @@ void shf_segment_backward(shf_segment_call *s)
   if (s->args->data && (extremes || mode == SHF_PROD)) data = shf_call_bring(c, s->args->data, c->strategy.out);
   if (s->args->arg && extremes) arg = shf_call_bring(c, s->args->arg, c->strategy.in[0]);
   sheaf_dtensor *out = NULL;
-  FLOW(&c->flow, shf_call_output(c, c->problem.dtype, c->strategy.out, &out));
+  FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, &out));
   operands o = {.rows = s->row_hi - s->row_lo, .cells = c->problem.bags * s->columns};
   if (c->flow.status == SHEAF_OK) {
     o.grad_out = shf_dtensor_data(grad);
@@ -223,7 +262,9 @@ void shf_segment_backward(shf_segment_call *s)
     o.arg = arg ? shf_dtensor_data(arg) : NULL;
     o.data_grad = shf_dtensor_data(out);
   }
-  if (!s->cut || mode == SHF_SUM)
+  int whole = !s->cut || mode == SHF_SUM;
+  if (!whole) FLOW(&c->flow, read_inputs(s, &o));
+  if (whole)
     run_whole(s, &o);
   else if (mode == SHF_MEAN)
     mean_backward(s, &o);
@@ -233,8 +274,9 @@ void shf_segment_backward(shf_segment_call *s)
     extreme_backward(s, &o);
   sheaf_placement target[MAX_DIMS] = {{0}};
   shf_call_target(c, 0, target);
-  sheaf_dtensor_desc desc = shf_call_desc(c, c->problem.dtype, c->strategy.out);
+  sheaf_dtensor_desc desc = shf_call_desc(c, c->values, c->strategy.out);
   shf_relocate(&c->flow, &desc, &out, target);
+  shf_flow_wait(&c->flow, c->site.device);
   if (shf_flow_settle(&c->flow))
     *s->args->data_grad = out;
   else

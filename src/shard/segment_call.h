@@ -12,6 +12,7 @@ typedef struct shf_segment_call {
   int64_t row_lo, row_hi, columns; /* this rank's rows, and the width of a row here */
   int cut;                         /* whether rows are spread over ranks */
   const void *ids;
+  const void *host_ids; /* as the CPU sees them */
 } shf_segment_call;
 
 /* The reduction behind a kind, forward or backward. */
@@ -25,9 +26,18 @@ sheaf_segment_kind shf_segment_forward_kind(shf_segment_mode mode, int sorted);
 /* Rows of each segment on this rank, as int64; ids out of range are left out. */
 void shf_segment_count(const shf_segment_call *s, int64_t *counts);
 
-/* A [segments, columns] array of the mesh (columns cut as the output's, or `width` 1 of them), P over the mesh dimensions
- * along which rows are cut: reduced in place. Collective. */
-void shf_segment_reduce(shf_segment_call *s, void *data, int64_t cell, shf_reducer reducer, int64_t width);
+/* A [segments, width] array (this rank's columns, or one number a segment), a term on each of the ranks over which rows
+ * are spread: reduced in place. Collective. On `device`. */
+void shf_segment_reduce(shf_segment_call *s, DLDevice device, void *data, int64_t cell, shf_reducer reducer,
+                        int64_t width);
+
+/* The output's array, a term on each of those ranks, reduced and brought where `at` says (shf_call_complete). Collective;
+ * the move's result is what came of it, and the move is the caller's to free. */
+void shf_segment_complete(shf_segment_call *s, DLDevice device, void *data, int64_t cell, shf_reducer reducer,
+                          const sheaf_placement *at, shf_move *move);
+
+/* One number for each segment, likewise: whole along mesh dimensions that cut columns. */
+void shf_segment_complete_counts(shf_segment_call *s, int64_t *counts, const sheaf_placement *at, shf_move *move);
 
 /* A local run of a forward or backward kind on this rank's rows. */
 typedef struct shf_segment_local {

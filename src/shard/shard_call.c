@@ -1,33 +1,102 @@
 /* shard/shard_call.c: what ops on distributed tensors have in common. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "shard/shard_call.h"
 
-sheaf_status shf_call_check(const shf_call_operand *operands, int count, const sheaf_mesh **mesh)
+sheaf_status shf_call_open(shf_call *c, const shf_call_operand *operands, int count)
 {
-  *mesh = NULL;
-  for (int i = 0; i < count && !*mesh; i++)
-    if (operands[i].tensor) *mesh = operands[i].tensor->desc.mesh;
-  SHF_REQUIRE(*mesh, INVALID_PROBLEM, "%s is NULL", operands[0].name);
-  for (int i = 0; i < count; i++) {
-    SHF_REQUIRE(operands[i].tensor || !operands[i].required, INVALID_PROBLEM, "%s is NULL", operands[i].name);
-    SHF_REQUIRE(!operands[i].tensor || operands[i].tensor->desc.mesh == *mesh, INVALID_PROBLEM,
-                "%s lies on another mesh", operands[i].name);
+  const sheaf_dtensor *first = NULL;
+  for (int i = 0; i < count && !first; i++) first = operands[i].tensor;
+  SHF_REQUIRE(first, INVALID_PROBLEM, "no operand is given");
+  const sheaf_mesh *mesh = first->desc.mesh;
+  DLDevice device = first->desc.device;
+  c->flow.mesh = c->pool.mesh = c->site.mesh = mesh;
+  c->site.device = device;
+  for (int i = 0; i < count && c->flow.status == SHEAF_OK; i++) {
+    const char *name = operands[i].name;
+    const sheaf_dtensor *tensor = operands[i].tensor;
+    if (!tensor && operands[i].required)
+      c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", name);
+    else if (tensor && tensor->desc.mesh != mesh)
+      c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s lies on another mesh", name);
+    else if (tensor && (tensor->desc.device.device_type != device.device_type ||
+                        tensor->desc.device.device_id != device.device_id))
+      c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s lies on another device: %s %d, not %s %d", name,
+                                     shf_space_name(tensor->desc.device), (int)tensor->desc.device.device_id,
+                                     shf_space_name(device), (int)device.device_id);
   }
   return SHEAF_OK;
 }
 
-void shf_call_describe(char *text, size_t room, const char *name, const sheaf_dtensor *tensor)
+static void append(char *text, size_t room, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void append(char *text, size_t room, const char *format, ...)
 {
   size_t at = strlen(text);
-  if (!tensor || at + 1 >= room) return;
+  va_list values;
+  va_start(values, format);
+  if (at + 1 < room) vsnprintf(text + at, room - at, format, values);
+  va_end(values);
+}
+
+/* ", name 16x8 f32 [S(0), R]" */
+static void describe(char *text, size_t room, const char *name, const sheaf_dtensor *tensor)
+{
+  if (!tensor) return;
   const sheaf_dtensor_desc *d = &tensor->desc;
   char placements[PLACEMENTS_TEXT], shape[96] = "";
-  for (int i = 0, s = 0; i < d->rank && s < (int)sizeof shape; i++)
-    s += snprintf(shape + s, sizeof shape - (size_t)s, "%s%lld", i ? "x" : "", (long long)d->shape[i]);
-  snprintf(text + at, room - at, ", %s %s %s [%s]", name, shape, sheaf_dtype_name(d->dtype),
-           shf_placements_text(d->mesh, d->placements, placements));
+  for (int i = 0; i < d->rank; i++) append(shape, sizeof shape, "%s%lld", i ? "x" : "", (long long)d->shape[i]);
+  append(text, room, ", %s %s %s [%s]", name, shape, sheaf_dtype_name(d->dtype),
+         shf_placements_text(d->mesh, d->placements, placements));
+}
+
+int shf_call_agree(shf_call *c, const char *what, const shf_call_operand *operands, int count, const int64_t facts[2])
+{
+  char doing[1200], placements[PLACEMENTS_TEXT] = "any";
+  if (c->wanted) shf_placements_text(c->flow.mesh, c->wanted, placements);
+  snprintf(doing, sizeof doing, "%s to [%s] on %s", what, placements, shf_space_name(c->site.device));
+  for (int i = 0; i < count; i++) describe(doing, sizeof doing, operands[i].name, operands[i].tensor);
+  for (int j = 0; j < c->strategy.inputs; j++)
+    append(doing, sizeof doing, ", by [%s]", shf_placements_text(c->flow.mesh, c->strategy.in[j], placements));
+  append(doing, sizeof doing, "%s", !c->strategy.dispatch ? "" : c->exact ? ", dispatched exactly" : ", dispatched");
+  return shf_flow_agree_on(&c->flow, doing, facts);
+}
+
+sheaf_status shf_call_get(shf_call *c, int64_t bytes, void **memory)
+{
+  return shf_pool_get_on(&c->pool, c->site.device, bytes, memory);
+}
+
+sheaf_status shf_call_read(shf_call *c, const void *data, int64_t bytes, const void **host)
+{
+  void *copy = NULL;
+  *host = data;
+  if (shf_is_host(c->site.device) || bytes == 0) return SHEAF_OK;
+  SHF_TRY(shf_pool_get(&c->pool, bytes, &copy));
+  *host = copy;
+  return shf_space_read(c->site.device, copy, data, bytes);
+}
+
+sheaf_status shf_call_write(shf_call *c, const void *host, int64_t bytes, const void **data)
+{
+  void *copy = NULL;
+  *data = host;
+  if (shf_is_host(c->site.device) || bytes == 0) return SHEAF_OK;
+  SHF_TRY(shf_call_get(c, bytes, &copy));
+  *data = copy;
+  return shf_space_write(c->site.device, copy, host, bytes);
+}
+
+sheaf_status shf_call_convert(shf_call *c, sheaf_dtype from, const void *source, sheaf_dtype to, int64_t count,
+                              const void **target)
+{
+  void *made = NULL;
+  *target = source;
+  if (from == to) return SHEAF_OK;
+  SHF_TRY(shf_call_get(c, count * shf_core_dtype_size(to), &made));
+  *target = made;
+  return shf_space_convert(c->site.device, from, source, to, made, count);
 }
 
 static int same_strategy(const sheaf_mesh *mesh, const sheaf_strategy *a, const sheaf_strategy *b)
@@ -44,6 +113,7 @@ sheaf_status shf_call_choose(shf_call *c, const sheaf_shard_call *how)
   SHF_TRY(shf_shard_check_struct(how, sizeof *how, "call"));
   const sheaf_mesh *mesh = c->flow.mesh;
   c->wanted = how->out;
+  c->exact = how->exact;
   if (how->out) {
     c->problem.out_wanted = 1;
     memcpy(c->problem.out, how->out, (size_t)mesh->dims * sizeof *how->out);
@@ -99,10 +169,30 @@ void shf_call_target(const shf_call *c, int complete, sheaf_placement target[MAX
   }
 }
 
+/* Whether cutting along a mesh dimension leaves every rank within the part it had: no later one cuts the same. */
+static int stays_within(const shf_call *c, int m)
+{
+  for (int later = m + 1; later < c->flow.mesh->dims; later++)
+    if (shf_is_shard(&c->strategy.out[later]) && c->strategy.out[later].dim == c->wanted[m].dim) return 0;
+  return 1;
+}
+
+void shf_call_complete(const shf_call *c, sheaf_placement at[MAX_DIMS])
+{
+  int scatters = c->wanted != NULL;
+  for (int m = 0; m < c->flow.mesh->dims && scatters; m++)
+    if (shf_is_partial(&c->strategy.out[m])) scatters = shf_is_shard(&c->wanted[m]) && stays_within(c, m);
+  for (int m = 0; m < c->flow.mesh->dims; m++) {
+    at[m] = c->strategy.out[m];
+    if (shf_is_partial(&at[m])) at[m] = scatters ? c->wanted[m] : sheaf_replicate();
+  }
+}
+
 sheaf_dtensor_desc shf_call_desc(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at)
 {
   sheaf_dtensor_desc desc = SHEAF_DTENSOR_DESC_INIT;
   desc.mesh = (sheaf_mesh *)c->flow.mesh; /* a tensor only lends it on */
+  desc.device = c->site.device;
   desc.dtype = dtype;
   desc.rank = c->shapes.out.rank;
   memcpy(desc.shape, c->shapes.out.shape, sizeof desc.shape);
@@ -113,8 +203,5 @@ sheaf_dtensor_desc shf_call_desc(const shf_call *c, sheaf_dtype dtype, const she
 sheaf_status shf_call_output(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at, sheaf_dtensor **tensor)
 {
   sheaf_dtensor_desc desc = shf_call_desc(c, dtype, at);
-  sheaf_placement target[MAX_DIMS] = {{0}};
-  shf_call_target(c, 0, target);
-  /* What does not lie where it is wanted will be moved, and lives no longer than the call. */
-  return shf_dtensor_make(&desc, 0, c->wanted && !shf_placements_equal(c->flow.mesh, at, target), tensor);
+  return shf_dtensor_make(&desc, 0, tensor);
 }

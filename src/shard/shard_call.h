@@ -8,13 +8,28 @@
 typedef struct shf_call {
   shf_flow flow;
   shf_pool pool;
+  shf_site site; /* where all of its tensors lie */
   sheaf_shard_problem problem;
+  sheaf_dtype values;  /* of inputs and outputs, but for a table that is quantised */
+  sheaf_dtype weights; /* of per-sample weights: as values, but F32 with quantised tables */
   shf_shard_shapes shapes;
   sheaf_strategy strategy;
   const sheaf_placement *wanted; /* NULL: as it comes */
+  int exact;                     /* dispatched bags shall have the bits of one rank */
   sheaf_dtensor *moved[8];       /* inputs that had to move, freed with the call */
   int moved_count;
 } shf_call;
+
+/* An operand by its name. */
+typedef struct shf_call_operand {
+  const char *name;
+  const sheaf_dtensor *tensor;
+  int required;
+} shf_call_operand;
+
+/* Finds out where a call is to happen: the mesh and device of its operands. A rank that knows the mesh takes part in the
+ * agreement even when something is wrong: `flow.status` says so. INVALID_PROBLEM when no operand is there to tell. */
+sheaf_status shf_call_open(shf_call *c, const shf_call_operand *operands, int count);
 
 /* Chooses the strategy (or checks the given one). The same on every rank. */
 sheaf_status shf_call_choose(shf_call *c, const sheaf_shard_call *how);
@@ -25,17 +40,19 @@ const sheaf_dtensor *shf_call_bring(shf_call *c, const sheaf_dtensor *input, con
 
 void shf_call_free(shf_call *c);
 
-/* Adds " name 16x8 f32 [S(0), R]" to a sentence that says what the call does. */
-void shf_call_describe(char *text, size_t room, const char *name, const sheaf_dtensor *tensor);
+/* Collective: all ranks are about to do the same, by the same strategy. `what` is the op and its options. */
+int shf_call_agree(shf_call *c, const char *what, const shf_call_operand *operands, int count, const int64_t facts[2]);
 
-/* The mesh of the first operand that is there; INVALID_PROBLEM when operands lie on different ones or one that must be
- * there is not. */
-typedef struct shf_call_operand {
-  const char *name;
-  const sheaf_dtensor *tensor;
-  int required;
-} shf_call_operand;
-sheaf_status shf_call_check(const shf_call_operand *operands, int count, const sheaf_mesh **mesh);
+/* Memory where the tensors are, until the end of the call. */
+sheaf_status shf_call_get(shf_call *c, int64_t bytes, void **memory);
+
+/* What the CPU needs to see of it, and what it has worked out for it: nothing is copied when that is the CPU's memory. */
+sheaf_status shf_call_read(shf_call *c, const void *data, int64_t bytes, const void **host);
+sheaf_status shf_call_write(shf_call *c, const void *host, int64_t bytes, const void **data);
+
+/* Elements of one type as another: the same ones when the types are. */
+sheaf_status shf_call_convert(shf_call *c, sheaf_dtype from, const void *source, sheaf_dtype to, int64_t count,
+                              const void **target);
 
 /* What the output will lie as: wanted, or what the strategy gives; with `complete`, Partial is replaced by Replicate. */
 void shf_call_target(const shf_call *c, int complete, sheaf_placement target[MAX_DIMS]);
@@ -44,8 +61,31 @@ void shf_call_target(const shf_call *c, int complete, sheaf_placement target[MAX
 sheaf_dtensor_desc shf_call_desc(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at);
 sheaf_status shf_call_output(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at, sheaf_dtensor **tensor);
 
+/* Where an op that completes a Partial output by itself brings it: where it is wanted when every rank then keeps a part of
+ * what it had (a reduce-scatter), else Replicate. */
+void shf_call_complete(const shf_call *c, sheaf_placement at[MAX_DIMS]);
+
 /* Whether the strategy's output is partial along any mesh dimension. */
 int shf_call_is_partial(const shf_call *c);
+
+/* ---- Rows by their numbers: rows.c -------------------------------------------------------------------------------- */
+
+/* Rows first .. first + rows - 1, where the tensors are. */
+typedef struct shf_row_source {
+  const void *data;
+  int64_t rows, first, row_bytes;
+} shf_row_source;
+
+/* Copies rows by their numbers, which are the CPU's and all there. */
+sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, const int64_t *ids, int64_t count, void *rows);
+
+/* Adds a term to each of the rows named, all different: total[ids[i] - first] += terms[i]. */
+typedef struct shf_row_terms {
+  sheaf_dtype acc;
+  int64_t columns, rows, first; /* of the total */
+} shf_row_terms;
+sheaf_status shf_call_add_rows(shf_call *c, const shf_row_terms *t, const int64_t *ids, int64_t count,
+                               const void *terms, void *total);
 
 /* ---- Bags: bags.c ----------------------------------------------------------------------------------------------- */
 
@@ -57,6 +97,10 @@ typedef struct shf_bags {
   int64_t bags;           /* 0 for lookups */
   int64_t length;         /* of every bag in matrix form; -1 otherwise */
   const int64_t *offsets; /* bags + 1 places in indices; NULL in matrix form and for lookups */
+  struct {                /* the same as the CPU sees it (shf_bags_read): NULL until then */
+    const void *indices, *weights;
+    const int64_t *offsets;
+  } host;
 } shf_bags;
 
 typedef struct shf_bag_operands {
@@ -66,14 +110,17 @@ typedef struct shf_bag_operands {
 /* Brings indices, offsets and weights where the strategy wants them. */
 void shf_bags_bring(shf_call *c, const shf_bag_operands *operands, shf_bags *bags);
 
+/* Makes indices and weights visible to the CPU; offsets always are. */
+sheaf_status shf_bags_read(shf_call *c, shf_bags *bags);
+
 static inline int64_t shf_bag_begin(const shf_bags *bags, int64_t bag)
 {
-  return bags->offsets ? bags->offsets[bag] : bag * bags->length;
+  return bags->host.offsets ? bags->host.offsets[bag] : bag * bags->length;
 }
 
 /* The divisor of each bag's mean in acc(dtype), +infinity for a bag without counted entries: so that dividing an empty
- * sum gives 0. */
-sheaf_status shf_bags_divisors(shf_call *c, const sheaf_embedding_desc *desc, const shf_bags *bags, void *divisors);
+ * sum gives 0. On the CPU. */
+sheaf_status shf_bags_divisors(shf_call *c, const sheaf_embedding_desc *desc, shf_bags *bags, void *divisors);
 
 /* Under the ERROR policy: an index outside 0 .. rows - 1 is INDEX_OUT_OF_RANGE. */
 sheaf_status shf_check_indices(const sheaf_embedding_desc *desc, const char *operand, sheaf_dtype index_dtype,

@@ -15,20 +15,23 @@ static int has_bags(sheaf_embedding_kind kind) { return kind >= SHEAF_BAG_SUM &&
 
 static int is_index(sheaf_dtype dtype) { return dtype == SHEAF_I32 || dtype == SHEAF_I64; }
 
+static int is_quantised(sheaf_dtype dtype) { return dtype == SHEAF_INT8 || dtype == SHEAF_INT4; }
+
 static int is_value(sheaf_dtype dtype)
 {
   return dtype == SHEAF_F32 || dtype == SHEAF_F64 || dtype == SHEAF_F16 || dtype == SHEAF_BF16;
 }
 
-/* Whether a cut of the offsets gives each rank the bags that Bags gives it of the indices. */
-static int offsets_fit(const sheaf_mesh *mesh, const sheaf_placement *indices, const sheaf_placement *offsets)
+/* Whether a cut of the offsets gives each rank the bags that Bags gives it of the indices. Offsets with their end are
+ * no chunk of the whole: they are placed by Bags too. */
+static int offsets_fit(const sheaf_mesh *mesh, const sheaf_placement *indices, const sheaf_placement *offsets,
+                       sheaf_bag_form form)
 {
-  for (int m = 0; m < mesh->dims; m++) {
-    int cut = offsets[m].kind == SHEAF_PLACE_SHARD;
-    if ((indices[m].kind == SHEAF_PLACE_BAGS) != cut || (!cut && offsets[m].kind != SHEAF_PLACE_REPLICATE) ||
-        (!cut && indices[m].kind != SHEAF_PLACE_REPLICATE))
+  sheaf_placement_kind cut = form == SHEAF_BAGS_OFFSETS_END ? SHEAF_PLACE_BAGS : SHEAF_PLACE_SHARD;
+  for (int m = 0; m < mesh->dims; m++)
+    if (!(indices[m].kind == SHEAF_PLACE_BAGS && offsets[m].kind == cut) &&
+        !(indices[m].kind == SHEAF_PLACE_REPLICATE && offsets[m].kind == SHEAF_PLACE_REPLICATE))
       return 0;
-  }
   return 1;
 }
 
@@ -39,9 +42,9 @@ static void set_placements(sheaf_shard_problem *p, int input, const sheaf_dtenso
   memcpy(p->in[input], tensor->desc.placements, sizeof p->in[input]);
 }
 
-static sheaf_status read_bags(const sheaf_embedding_desc *desc, const sheaf_shard_embedding_args *a,
-                              sheaf_shard_problem *p)
+static sheaf_status read_bags(const sheaf_embedding_desc *desc, const sheaf_shard_embedding_args *a, shf_call *c)
 {
+  sheaf_shard_problem *p = &c->problem;
   const sheaf_mesh *mesh = p->mesh;
   if (!has_bags(desc->kind)) return SHEAF_OK;
   p->bag_form = desc->bag_form;
@@ -51,15 +54,20 @@ static sheaf_status read_bags(const sheaf_embedding_desc *desc, const sheaf_shar
     SHF_REQUIRE(!a->offsets, INVALID_PROBLEM, "offsets are given in matrix form");
     p->bags = a->indices->desc.shape[0];
   } else {
-    SHF_REQUIRE(desc->bag_form == SHEAF_BAGS_OFFSETS, UNSUPPORTED,
-                "distributed bags are given by their starts, without the end");
+    int with_end = desc->bag_form == SHEAF_BAGS_OFFSETS_END;
+    SHF_REQUIRE(with_end || desc->bag_form == SHEAF_BAGS_OFFSETS, INVALID_PROBLEM, "there is no bag_form %d",
+                (int)desc->bag_form);
     SHF_REQUIRE(a->offsets, INVALID_PROBLEM, "offsets is NULL");
     SHF_REQUIRE(a->offsets->desc.rank == 1 && a->indices->desc.rank == 1 && is_index(a->offsets->desc.dtype),
                 INVALID_PROBLEM, "indices and offsets of bags have 1 dimension, and offsets are i32 or i64");
-    p->bags = a->offsets->desc.shape[0];
-    SHF_REQUIRE(offsets_fit(mesh, a->indices->desc.placements, a->offsets->desc.placements), INVALID_PROBLEM,
-                "indices must be placed by Bags where offsets are cut, and replicated elsewhere");
+    SHF_REQUIRE(a->offsets->desc.shape[0] >= with_end, INVALID_PROBLEM, "offsets are empty, without an end");
+    p->bags = a->offsets->desc.shape[0] - with_end;
+    SHF_REQUIRE(offsets_fit(mesh, a->indices->desc.placements, a->offsets->desc.placements, desc->bag_form),
+                INVALID_PROBLEM, "indices must be placed by Bags where offsets are cut (%s), and replicated elsewhere",
+                with_end ? "with the end: by Bags" : "S(0)");
     set_placements(p, 2, a->offsets);
+    for (int m = 0; m < mesh->dims; m++) /* for choosing, what counts is one number per bag */
+      if (p->in[2][m].kind == SHEAF_PLACE_BAGS) p->in[2][m] = sheaf_shard(0);
   }
   if (!desc->weighted) return SHEAF_OK;
   SHF_REQUIRE(a->weights, INVALID_PROBLEM, "weights is NULL");
@@ -68,34 +76,56 @@ static sheaf_status read_bags(const sheaf_embedding_desc *desc, const sheaf_shar
                   shf_placements_equal(mesh, a->weights->desc.placements, a->indices->desc.placements) &&
                   (desc->bag_form == SHEAF_BAGS_MATRIX || a->weights->local_shape[0] == a->indices->local_shape[0]),
               INVALID_PROBLEM, "weights do not have the shape and placements of indices");
-  SHF_REQUIRE(a->weights->desc.dtype == p->dtype, INVALID_PROBLEM, "weights are of type %s, not %s",
-              sheaf_dtype_name(a->weights->desc.dtype), sheaf_dtype_name(p->dtype));
+  SHF_REQUIRE(a->weights->desc.dtype == c->weights, INVALID_PROBLEM, "weights are of type %s, not %s",
+              sheaf_dtype_name(a->weights->desc.dtype), sheaf_dtype_name(c->weights));
   return SHEAF_OK;
 }
 
-static sheaf_status read_problem(const sheaf_embedding_desc *desc, const sheaf_shard_embedding_args *a,
-                                 sheaf_shard_problem *p)
+/* Types of table and values. A packed table is a tensor of bytes, of which only the description knows what it holds. */
+static sheaf_status read_types(const sheaf_embedding_desc *desc, const sheaf_dtensor *values, shf_call *c)
 {
+  sheaf_shard_problem *p = &c->problem;
+  int backward = is_backward(desc->kind);
+  p->dtype = c->values = c->weights = values->desc.dtype;
+  p->dim = values->desc.shape[values->desc.rank - 1];
+  if (is_quantised(desc->dtype)) {
+    SHF_REQUIRE(!backward, UNSUPPORTED, "tables of type %s have no gradient", sheaf_dtype_name(desc->dtype));
+    SHF_REQUIRE(values->desc.dtype == SHEAF_U8, INVALID_PROBLEM, "a table of type %s is one of u8, not %s",
+                sheaf_dtype_name(desc->dtype), sheaf_dtype_name(values->desc.dtype));
+    p->dtype = desc->dtype;
+    p->dim = desc->dim;
+    c->values = desc->out_dtype ? desc->out_dtype : SHEAF_F32;
+    c->weights = SHEAF_F32;
+    SHF_REQUIRE(c->values == SHEAF_F32 || c->values == SHEAF_F16 || c->values == SHEAF_BF16, INVALID_PROBLEM,
+                "out_dtype of a table of type %s is f32, f16 or bf16, not %s", sheaf_dtype_name(desc->dtype),
+                sheaf_dtype_name(c->values));
+  }
+  SHF_REQUIRE((is_value(p->dtype) || is_quantised(p->dtype)) && is_index(p->index_dtype), UNSUPPORTED,
+              "values of type %s with indices of type %s", sheaf_dtype_name(p->dtype),
+              sheaf_dtype_name(p->index_dtype));
+  return SHEAF_OK;
+}
+
+static sheaf_status read_problem(const sheaf_embedding_desc *desc, const sheaf_shard_embedding_args *a, shf_call *c)
+{
+  sheaf_shard_problem *p = &c->problem;
   int backward = is_backward(desc->kind);
   const sheaf_dtensor *values = backward ? a->grad_out : a->table;
   const sheaf_dtensor *index = desc->kind == SHEAF_BAG_MAX_BACKWARD ? a->arg : a->indices;
   *p = (sheaf_shard_problem)SHEAF_SHARD_PROBLEM_INIT;
   p->mesh = values->desc.mesh;
   p->kind = (uint16_t)desc->kind;
-  p->dtype = values->desc.dtype;
   p->index_dtype = index->desc.dtype;
-  SHF_REQUIRE(is_value(p->dtype) && is_index(p->index_dtype), UNSUPPORTED, "values of type %s with indices of type %s",
-              sheaf_dtype_name(p->dtype), sheaf_dtype_name(p->index_dtype));
   SHF_REQUIRE(desc->batch == 0 && desc->total_rows == 0 && desc->row_begin == 0, UNSUPPORTED,
               "a distributed op has no batch, and takes whole tables");
   SHF_REQUIRE(values->desc.rank >= 1, INVALID_PROBLEM, "%s has no dimensions", backward ? "grad_out" : "table");
+  SHF_TRY(read_types(desc, values, c));
   p->rows = backward ? desc->rows : a->table->desc.shape[0];
-  p->dim = values->desc.shape[values->desc.rank - 1];
   p->index_rank = index->desc.rank;
   memcpy(p->index_shape, index->desc.shape, sizeof p->index_shape);
   SHF_REQUIRE(!desc->has_padding || (desc->padding_idx >= 0 && desc->padding_idx < p->rows), INVALID_PROBLEM,
               "padding_idx %lld is outside 0..%lld", (long long)desc->padding_idx, (long long)p->rows - 1);
-  SHF_TRY(read_bags(desc, a, p));
+  SHF_TRY(read_bags(desc, a, c));
   if (desc->kind == SHEAF_BAG_MAX_BACKWARD) p->bags = values->desc.shape[0];
   set_placements(p, 0, values);
   set_placements(p, 1, index);
@@ -126,80 +156,81 @@ static sheaf_status check_weights_grad(const sheaf_embedding_desc *desc, const s
   return SHEAF_OK;
 }
 
-static sheaf_status check_args(const sheaf_embedding_desc *desc, const sheaf_shard_embedding_args *args)
+static sheaf_status check_desc(const sheaf_embedding_desc *desc)
 {
   SHF_TRY(shf_shard_check_struct(desc, sizeof *desc, "desc"));
-  SHF_TRY(shf_shard_check_struct(args, sizeof *args, "args"));
   SHF_REQUIRE(sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)desc->kind), INVALID_PROBLEM,
               "the embedding family has no kind %d", (int)desc->kind);
   return SHEAF_OK;
 }
 
-/* A sentence that is equal on ranks that do the same. */
-static void describe(const sheaf_embedding_desc *desc, const sheaf_shard_call *how, const sheaf_shard_embedding_args *a,
-                     const sheaf_mesh *mesh, char *text, size_t room)
+/* ---- The call ---------------------------------------------------------------------------------------------------- */
+
+/* On a device a plan refuses no values: they are looked at here. */
+static sheaf_status check_values(shf_embedding_call *e)
 {
-  char out[PLACEMENTS_TEXT] = "any";
-  if (how && how->out) shf_placements_text(mesh, how->out, out);
-  snprintf(text, room, "%s of %lld rows to [%s], options %d %lld %d %d %d %d %d %d",
-           sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)desc->kind), (long long)desc->rows, out,
-           desc->has_padding, (long long)desc->padding_idx, desc->weighted, desc->scale_grad_by_freq,
-           (int)desc->bag_form, (int)desc->padding, (int)desc->bad_index, how && how->strategy);
-  shf_call_describe(text, room, "table", a->table);
-  shf_call_describe(text, room, "indices", a->indices);
-  shf_call_describe(text, room, "offsets", a->offsets);
-  shf_call_describe(text, room, "weights", a->weights);
-  shf_call_describe(text, room, "grad_out", a->grad_out);
-  shf_call_describe(text, room, "arg", a->arg);
-  if (a->weights_grad) shf_call_describe(text, room, "weights_grad, forward", a->forward);
-  size_t at = strlen(text);
-  for (int j = 0; how && how->strategy && j < how->strategy->inputs && at < room; j++, at = strlen(text)) {
-    shf_placements_text(mesh, how->strategy->in[j], out);
-    snprintf(text + at, room - at, ", by [%s]", out);
+  if (shf_is_host(e->c.site.device) || e->desc->bad_index != SHEAF_BAD_INDEX_ERROR) return SHEAF_OK;
+  SHF_TRY(shf_bags_read(&e->c, &e->bags));
+  return shf_check_indices(e->desc, "indices", e->c.problem.index_dtype, e->bags.host.indices, e->bags.entries,
+                           e->c.problem.rows);
+}
+
+static void run(shf_embedding_call *e)
+{
+  shf_call *c = &e->c;
+  const sheaf_shard_embedding_args *a = e->args;
+  int backward = is_backward(e->desc->kind), bags = has_bags(e->desc->kind);
+  e->acc = shf_core_dtype_acc(c->values);
+  e->quantised = is_quantised(c->problem.dtype);
+  const int64_t shape[2] = {c->problem.rows, c->problem.dim};
+  const sheaf_placement *table = backward ? c->strategy.out : c->strategy.in[0];
+  shf_box box = shf_shard_box(c->flow.mesh, table, 2, shape, c->flow.mesh->rank);
+  e->row_lo = box.lo[0];
+  e->row_hi = box.hi[0];
+  e->columns = box.hi[1] - box.lo[1];
+  e->row_bytes = e->quantised ? c->shapes.in[0].shape[1] : e->columns * shf_core_dtype_size(c->values);
+  if (e->desc->kind != SHEAF_BAG_MAX_BACKWARD) {
+    shf_bag_operands operands = {a->indices, bags ? a->offsets : NULL, bags && e->desc->weighted ? a->weights : NULL};
+    shf_bags_bring(c, &operands, &e->bags);
+    FLOW(&c->flow, check_values(e));
   }
+  if (backward)
+    shf_embedding_backward(e);
+  else
+    shf_embedding_forward(e);
 }
 
 sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const sheaf_shard_call *call,
                                        const sheaf_shard_embedding_args *args)
 {
-  SHF_TRY(check_args(desc, args));
+  static const sheaf_embedding_desc none = SHEAF_EMBEDDING_DESC_INIT;
+  SHF_TRY(shf_shard_check_struct(args, sizeof *args, "args"));
+  shf_embedding_call e = {.args = args};
+  shf_call *c = &e.c;
+  c->flow.status = check_desc(desc); /* what is wrong on one rank is told to all, if only the mesh is known */
+  e.desc = desc = c->flow.status == SHEAF_OK ? desc : &none;
   int backward = is_backward(desc->kind), max_backward = desc->kind == SHEAF_BAG_MAX_BACKWARD;
   const shf_call_operand operands[] = {
       {"table", args->table, !backward}, {"indices", args->indices, !max_backward}, {"offsets", args->offsets, 0},
       {"weights", args->weights, 0},     {"grad_out", args->grad_out, backward},    {"arg", args->arg, max_backward},
       {"forward", args->forward, 0}};
-  shf_embedding_call e = {.desc = desc, .args = args};
-  sheaf_status checked = shf_call_check(operands, sizeof operands / sizeof *operands, &e.c.flow.mesh);
-  SHF_REQUIRE(e.c.flow.mesh, INVALID_PROBLEM, "no operand is given");
-  e.c.flow.status = checked;
-  if (checked == SHEAF_OK && !(backward ? args->table_grad : args->out))
-    e.c.flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", backward ? "table_grad" : "out");
-  FLOW(&e.c.flow, read_problem(desc, args, &e.c.problem));
-  FLOW(&e.c.flow, check_weights_grad(desc, args, &e.c.problem));
-  FLOW(&e.c.flow, shf_call_choose(&e.c, call));
-  char doing[1200];
-  describe(desc, call, args, e.c.flow.mesh, doing, sizeof doing);
+  const int count = sizeof operands / sizeof *operands;
+  SHF_TRY(shf_call_open(c, operands, count));
+  const char *missing = backward ? args->table_grad ? NULL : "table_grad" : args->out ? NULL : "out";
+  if (c->flow.status == SHEAF_OK && missing)
+    c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", missing);
+  FLOW(&c->flow, read_problem(desc, args, c));
+  FLOW(&c->flow, check_weights_grad(desc, args, &c->problem));
+  FLOW(&c->flow, shf_call_choose(c, call));
+  char what[256];
+  snprintf(what, sizeof what, "%s of %lld rows, options %d %lld %d %d %d %d %d %d %d %d",
+           sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)desc->kind), (long long)desc->rows, desc->has_padding,
+           (long long)desc->padding_idx, desc->weighted, desc->scale_grad_by_freq, (int)desc->bag_form,
+           (int)desc->padding, (int)desc->bad_index, (int)c->problem.dtype, (int)c->values, args->weights_grad != NULL);
   int64_t facts[2] = {args->indices && args->indices->desc.rank ? args->indices->local_shape[0] : 0, 0};
-  if (shf_flow_agree_on(&e.c.flow, doing, facts)) {
-    e.acc = shf_core_dtype_acc(e.c.problem.dtype);
-    const int64_t shape[2] = {e.c.problem.rows, e.c.problem.dim};
-    shf_box box =
-        shf_shard_box(e.c.flow.mesh, backward ? e.c.strategy.out : e.c.strategy.in[0], 2, shape, e.c.flow.mesh->rank);
-    e.row_lo = box.lo[0];
-    e.row_hi = box.hi[0];
-    e.columns = box.hi[1] - box.lo[1];
-    if (!max_backward)
-      shf_bags_bring(&e.c,
-                     &(shf_bag_operands){args->indices, has_bags(desc->kind) ? args->offsets : NULL,
-                                         has_bags(desc->kind) && desc->weighted ? args->weights : NULL},
-                     &e.bags);
-    if (backward)
-      shf_embedding_backward(&e);
-    else
-      shf_embedding_forward(&e);
-  }
-  shf_call_free(&e.c);
-  return e.c.flow.status;
+  if (shf_call_agree(c, what, operands, count, facts)) run(&e);
+  shf_call_free(c);
+  return c->flow.status;
 }
 
 /* ---- Local ops -------------------------------------------------------------------------------------------------- */
@@ -231,27 +262,45 @@ void shf_embedding_local_op(const shf_embedding_call *e, sheaf_embedding_kind ki
   const int64_t shape[2] = {bags->bags, bags->length};
   if (bags->offsets || matrix || kind >= SHEAF_BAG_SUM) {
     desc->bag_form = bags->offsets ? SHEAF_BAGS_OFFSETS_END : SHEAF_BAGS_MATRIX;
-    if (bags->offsets) args->offsets = shf_local_vector(&parts->offsets, SHEAF_I64, bags->offsets, bags->bags + 1);
+    if (bags->offsets)
+      args->offsets = shf_local_vector(&parts->offsets, e->c.site, SHEAF_I64, bags->offsets, bags->bags + 1);
   }
   args->indices = bags->offsets || kind < SHEAF_BAG_SUM
-                      ? shf_local_vector(&parts->indices, rows->index_dtype, rows->indices, bags->entries)
-                      : shf_local_operand(&parts->indices, rows->index_dtype, rows->indices, 2, shape);
+                      ? shf_local_vector(&parts->indices, e->c.site, rows->index_dtype, rows->indices, bags->entries)
+                      : shf_local_operand(&parts->indices, e->c.site, rows->index_dtype, rows->indices, 2, shape);
 }
 
-void shf_embedding_dispatch(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
-                            shf_dispatch *d)
+shf_local_rows shf_embedding_rows(const shf_embedding_call *e, const sheaf_dtensor *table)
+{
+  const sheaf_shard_problem *p = &e->c.problem;
+  return (shf_local_rows){p->dtype, shf_dtensor_data(table), e->row_hi - e->row_lo, e->row_lo,
+                          p->rows,  e->bags.indices,         p->index_dtype,        0};
+}
+
+sheaf_operand shf_embedding_table(const shf_embedding_call *e, const shf_local_rows *rows, shf_local *local)
+{
+  if (!e->quantised) return shf_local_matrix(local, e->c.site, rows->dtype, rows->data, rows->rows, e->columns);
+  return shf_local_matrix(local, e->c.site, SHEAF_U8, rows->data, rows->rows, e->row_bytes);
+}
+
+void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
+                         shf_dispatch *d)
 {
   const sheaf_embedding_desc *desc = e->desc;
   int skips = desc->has_padding && !(desc->kind == SHEAF_LOOKUP && desc->padding == SHEAF_PADDING_ROW);
   shf_dispatch_task task = {.dims = e->c.strategy.dispatch,
                             .table = table,
                             .rows = e->c.problem.rows,
-                            .columns = e->columns,
                             .indices = indices,
                             .entries = entries,
                             .index_dtype = e->c.problem.index_dtype,
                             .skipped = skips ? desc->padding_idx : -1};
   const char *operand = desc->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices";
   FLOW(&e->c.flow, shf_check_indices(desc, operand, task.index_dtype, indices, entries, task.rows));
-  shf_dispatch_plan(&e->c.flow, &e->c.pool, &task, d);
+  FLOW(&e->c.flow, shf_dispatch_group(&e->c.pool, e->c.flow.mesh, &task, d));
+}
+
+void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d)
+{
+  if (e->c.strategy.dispatch) shf_dispatch_ask(&e->c.flow, &e->c.pool, d);
 }

@@ -49,9 +49,8 @@ shf_box shf_box_meet(const shf_box *a, const shf_box *b);
 typedef void shf_box_visit(void *context, int64_t from_cell, int64_t to_cell, int64_t cells);
 void shf_box_walk(const shf_box *part, const shf_box *from, const shf_box *to, shf_box_visit *visit, void *context);
 
-/* Copies `part` between such buffers, cells of `cell` bytes. */
-void shf_box_copy(const shf_box *part, const shf_box *from, const char *source, const shf_box *to, char *target,
-                  int64_t cell);
+/* Where `part` begins in a buffer that holds `box`, and the distance of its neighbours in each dimension, in cells. */
+int64_t shf_box_place(const shf_box *part, const shf_box *box, int64_t strides[MAX_RANK]);
 
 /* Where `part` begins in a buffer that holds `box`, in cells, when it lies there in one piece; else -1. */
 int64_t shf_box_piece(const shf_box *part, const shf_box *box);
@@ -61,9 +60,10 @@ int64_t shf_box_piece(const shf_box *part, const shf_box *box);
 sheaf_status shf_buffers_create(struct shf_buffers **buffers);
 void shf_buffers_free(struct shf_buffers *buffers);
 
-/* Memory for the length of a call, from what the mesh keeps if it can be; NULL when there is none, or for 0 bytes. */
-void *shf_buffer_get(const sheaf_mesh *mesh, int64_t bytes);
-void shf_buffer_put(const sheaf_mesh *mesh, void *memory);
+/* Memory on a device or the CPU, from what the mesh keeps if it can be; NULL when there is none, or for 0 bytes. Given
+ * back with the number of bytes that was asked for. */
+void *shf_buffer_get(const sheaf_mesh *mesh, DLDevice device, int64_t bytes);
+void shf_buffer_put(const sheaf_mesh *mesh, DLDevice device, void *memory, int64_t bytes);
 
 /* ---- Placements: placement.c ------------------------------------------------------------------------------------ */
 

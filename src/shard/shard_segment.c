@@ -43,16 +43,16 @@ sheaf_segment_kind shf_segment_forward_kind(shf_segment_mode mode, int sorted)
 
 /* ---- Arguments to a problem ------------------------------------------------------------------------------------- */
 
-static sheaf_status read_problem(const sheaf_segment_desc *desc, const sheaf_shard_segment_args *a,
-                                 sheaf_shard_problem *p)
+static sheaf_status read_problem(const sheaf_segment_desc *desc, const sheaf_shard_segment_args *a, shf_call *c)
 {
+  sheaf_shard_problem *p = &c->problem;
   int backward = shf_segment_is_backward((uint16_t)desc->kind);
   const sheaf_dtensor *values = backward ? a->grad_out : a->data;
   *p = (sheaf_shard_problem)SHEAF_SHARD_PROBLEM_INIT;
   p->mesh = values->desc.mesh;
   p->category = SHEAF_CATEGORY_SEGMENT;
   p->kind = (uint16_t)desc->kind;
-  p->dtype = values->desc.dtype;
+  p->dtype = c->values = c->weights = values->desc.dtype;
   p->index_dtype = a->ids->desc.dtype;
   SHF_REQUIRE(p->index_dtype == SHEAF_I32 || p->index_dtype == SHEAF_I64, UNSUPPORTED, "ids are of type %s",
               sheaf_dtype_name(p->index_dtype));
@@ -80,32 +80,12 @@ static sheaf_status read_problem(const sheaf_segment_desc *desc, const sheaf_sha
   return SHEAF_OK;
 }
 
-static sheaf_status check_args(const sheaf_segment_desc *desc, const sheaf_shard_segment_args *args)
+static sheaf_status check_desc(const sheaf_segment_desc *desc)
 {
   SHF_TRY(shf_shard_check_struct(desc, sizeof *desc, "desc"));
-  SHF_TRY(shf_shard_check_struct(args, sizeof *args, "args"));
   SHF_REQUIRE(sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)desc->kind), INVALID_PROBLEM,
               "the segment family has no kind %d", (int)desc->kind);
   return SHEAF_OK;
-}
-
-static void describe(const sheaf_segment_desc *desc, const sheaf_shard_call *how, const sheaf_shard_segment_args *a,
-                     const sheaf_mesh *mesh, char *text, size_t room)
-{
-  char out[PLACEMENTS_TEXT] = "any";
-  if (how && how->out) shf_placements_text(mesh, how->out, out);
-  snprintf(text, room, "%s of %lld segments to [%s], options %d %d %d %d",
-           sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)desc->kind), (long long)desc->segments, out,
-           (int)desc->empty, (int)desc->ties, (int)desc->bad_index, how && how->strategy);
-  shf_call_describe(text, room, "data", a->data);
-  shf_call_describe(text, room, "ids", a->ids);
-  shf_call_describe(text, room, "grad_out", a->grad_out);
-  shf_call_describe(text, room, "arg", a->arg);
-  size_t at = strlen(text);
-  for (int j = 0; how && how->strategy && j < how->strategy->inputs && at < room; j++, at = strlen(text)) {
-    shf_placements_text(mesh, how->strategy->in[j], out);
-    snprintf(text + at, room - at, ", by [%s]", out);
-  }
 }
 
 /* ---- Order of ids over ranks -------------------------------------------------------------------------------------- */
@@ -132,58 +112,87 @@ static sheaf_status check_order(const shf_segment_call *s)
   return SHEAF_OK;
 }
 
+/* On a device a plan refuses no values: they are looked at here. */
+static sheaf_status check_ids(const shf_segment_call *s, int64_t count)
+{
+  sheaf_dtype index = s->c.problem.index_dtype;
+  if (shf_is_host(s->c.site.device)) return SHEAF_OK;
+  for (int64_t i = 1; shf_segment_is_sorted(s->desc->kind) && i < count; i++) {
+    int64_t before = shf_load_index(index, s->host_ids, i - 1), id = shf_load_index(index, s->host_ids, i);
+    SHF_REQUIRE(id >= before, INVALID_PROBLEM, "ids must not decrease: %lld at position %lld follows %lld",
+                (long long)id, (long long)i, (long long)before);
+  }
+  sheaf_embedding_desc policy = SHEAF_EMBEDDING_DESC_INIT;
+  policy.bad_index = s->desc->bad_index;
+  return shf_check_indices(&policy, "ids", index, s->host_ids, count, s->c.problem.bags);
+}
+
 static void bring_ids(shf_segment_call *s)
 {
   shf_call *c = &s->c;
   const sheaf_dtensor *ids = shf_call_bring(c, s->args->ids, c->strategy.in[1]);
-  int64_t facts[2] = {0, 0};
-  if (ids) {
-    int64_t count = ids->local_shape[0];
-    s->ids = shf_dtensor_data(ids);
-    if (count) facts[0] = shf_load_index(c->problem.index_dtype, s->ids, 0);
-    if (count) facts[1] = shf_load_index(c->problem.index_dtype, s->ids, count - 1);
+  int64_t facts[2] = {0, 0}, count = ids ? ids->local_shape[0] : 0;
+  s->ids = shf_dtensor_data(ids);
+  FLOW(&c->flow, shf_call_read(c, s->ids, count * shf_core_dtype_size(c->problem.index_dtype), &s->host_ids));
+  FLOW(&c->flow, check_ids(s, count));
+  if (c->flow.status == SHEAF_OK && count) {
+    facts[0] = shf_load_index(c->problem.index_dtype, s->host_ids, 0);
+    facts[1] = shf_load_index(c->problem.index_dtype, s->host_ids, count - 1);
   }
   if (!s->cut || !shf_segment_is_sorted(s->desc->kind)) return;
   if (shf_flow_agree_on(&c->flow, "order of ids", facts)) SURELY(&c->flow, check_order(s)); /* the same on all ranks */
   c->flow.settled = c->flow.status != SHEAF_OK;
 }
 
+/* ---- The call ---------------------------------------------------------------------------------------------------- */
+
+static void run(shf_segment_call *s)
+{
+  shf_call *c = &s->c;
+  const sheaf_mesh *mesh = c->flow.mesh;
+  int backward = shf_segment_is_backward((uint16_t)s->desc->kind);
+  const int64_t shape[2] = {c->problem.rows, c->problem.dim};
+  shf_box box = shf_shard_box(mesh, backward ? c->strategy.out : c->strategy.in[0], 2, shape, mesh->rank);
+  s->acc = shf_core_dtype_acc(c->values);
+  s->row_lo = box.lo[0];
+  s->row_hi = box.hi[0];
+  s->columns = box.hi[1] - box.lo[1];
+  for (int m = 0; m < mesh->dims; m++) s->cut |= shf_is_shard(&c->strategy.in[1][m]);
+  bring_ids(s);
+  if (backward)
+    shf_segment_backward(s);
+  else
+    shf_segment_forward(s);
+}
+
 sheaf_status sheaf_shard_segment_run(const sheaf_segment_desc *desc, const sheaf_shard_call *call,
                                      const sheaf_shard_segment_args *args)
 {
-  SHF_TRY(check_args(desc, args));
+  static const sheaf_segment_desc none = SHEAF_SEGMENT_DESC_INIT;
+  SHF_TRY(shf_shard_check_struct(args, sizeof *args, "args"));
+  shf_segment_call s = {.args = args};
+  shf_call *c = &s.c;
+  c->flow.status = check_desc(desc); /* what is wrong on one rank is told to all, if only the mesh is known */
+  s.desc = desc = c->flow.status == SHEAF_OK ? desc : &none;
   int backward = shf_segment_is_backward((uint16_t)desc->kind);
   const shf_call_operand operands[] = {{"ids", args->ids, 1},
                                        {"data", args->data, !backward},
                                        {"grad_out", args->grad_out, backward},
                                        {"arg", args->arg, 0}};
-  shf_segment_call s = {.desc = desc, .args = args};
-  sheaf_status checked = shf_call_check(operands, sizeof operands / sizeof *operands, &s.c.flow.mesh);
-  SHF_REQUIRE(s.c.flow.mesh, INVALID_PROBLEM, "no operand is given");
-  s.c.flow.status = checked;
-  if (checked == SHEAF_OK && !(backward ? args->data_grad : args->out))
-    s.c.flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", backward ? "data_grad" : "out");
-  FLOW(&s.c.flow, read_problem(desc, args, &s.c.problem));
-  FLOW(&s.c.flow, shf_call_choose(&s.c, call));
-  char doing[1200];
-  describe(desc, call, args, s.c.flow.mesh, doing, sizeof doing);
-  if (shf_flow_agree_on(&s.c.flow, doing, NULL)) {
-    const sheaf_mesh *mesh = s.c.flow.mesh;
-    const int64_t shape[2] = {s.c.problem.rows, s.c.problem.dim};
-    shf_box box = shf_shard_box(mesh, backward ? s.c.strategy.out : s.c.strategy.in[0], 2, shape, mesh->rank);
-    s.acc = shf_core_dtype_acc(s.c.problem.dtype);
-    s.row_lo = box.lo[0];
-    s.row_hi = box.hi[0];
-    s.columns = box.hi[1] - box.lo[1];
-    for (int m = 0; m < mesh->dims; m++) s.cut |= shf_is_shard(&s.c.strategy.in[1][m]);
-    bring_ids(&s);
-    if (backward)
-      shf_segment_backward(&s);
-    else
-      shf_segment_forward(&s);
-  }
-  shf_call_free(&s.c);
-  return s.c.flow.status;
+  const int count = sizeof operands / sizeof *operands;
+  SHF_TRY(shf_call_open(c, operands, count));
+  const char *missing = backward ? args->data_grad ? NULL : "data_grad" : args->out ? NULL : "out";
+  if (c->flow.status == SHEAF_OK && missing)
+    c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", missing);
+  FLOW(&c->flow, read_problem(desc, args, c));
+  FLOW(&c->flow, shf_call_choose(c, call));
+  char what[160];
+  snprintf(what, sizeof what, "%s of %lld segments, options %d %d %d",
+           sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)desc->kind), (long long)desc->segments, (int)desc->empty,
+           (int)desc->ties, (int)desc->bad_index);
+  if (shf_call_agree(c, what, operands, count, NULL)) run(&s);
+  shf_call_free(c);
+  return c->flow.status;
 }
 
 /* ---- What both ways need ------------------------------------------------------------------------------------------ */
@@ -192,27 +201,61 @@ void shf_segment_count(const shf_segment_call *s, int64_t *counts)
 {
   if (s->c.problem.bags) memset(counts, 0, (size_t)s->c.problem.bags * sizeof *counts);
   for (int64_t i = 0; i < s->row_hi - s->row_lo; i++) {
-    int64_t id = shf_load_index(s->c.problem.index_dtype, s->ids, i);
+    int64_t id = shf_load_index(s->c.problem.index_dtype, s->host_ids, i);
     if (id >= 0 && id < s->c.problem.bags) counts[id]++;
   }
 }
 
-void shf_segment_reduce(shf_segment_call *s, void *data, int64_t cell, shf_reducer reducer, int64_t width)
+/* Brings an array where it is wanted. */
+static void reduce(shf_call *c, const shf_array *array, const sheaf_placement *at, shf_move *move)
+{
+  FLOW(&c->flow, shf_move_prepare(move, array, at));
+  if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(move));
+}
+
+void shf_segment_reduce(shf_segment_call *s, DLDevice device, void *data, int64_t cell, shf_reducer reducer,
+                        int64_t width)
 {
   shf_call *c = &s->c;
   /* Along mesh dimensions that cut columns every rank has its own; nothing crosses them. */
-  shf_array array = {
-      .mesh = c->flow.mesh, .rank = 1, .shape = {c->problem.bags * width}, .cell = cell, .reducer = reducer};
+  shf_array array = {.mesh = c->flow.mesh, .device = device, .rank = 1, .cell = cell, .reducer = reducer};
+  array.shape[0] = c->problem.bags * width;
+  array.data = data;
   sheaf_placement whole[MAX_DIMS] = {{0}};
   for (int m = 0; m < c->flow.mesh->dims; m++)
     if (shf_is_shard(&c->strategy.in[1][m])) array.at[m] = sheaf_partial(SHEAF_PARTIAL_SUM);
-  array.data = data;
   shf_move move = {0};
-  FLOW(&c->flow, shf_move_prepare(&move, &array, whole, 1));
-  if (shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_move_run(&move));
-  if (c->flow.status == SHEAF_OK && move.result_is_own && array.shape[0])
-    memcpy(data, move.result.data, (size_t)(array.shape[0] * cell));
+  reduce(c, &array, whole, &move);
+  if (c->flow.status == SHEAF_OK && move.result_is_own)
+    SURELY(&c->flow, shf_space_copy(device, data, move.result.data, array.shape[0] * cell));
   shf_move_free(&move);
+}
+
+void shf_segment_complete(shf_segment_call *s, DLDevice device, void *data, int64_t cell, shf_reducer reducer,
+                          const sheaf_placement *at, shf_move *move)
+{
+  shf_call *c = &s->c;
+  shf_array array = {.mesh = c->flow.mesh, .device = device, .rank = 2, .cell = cell, .reducer = reducer};
+  array.shape[0] = c->problem.bags;
+  array.shape[1] = c->problem.dim;
+  array.data = data;
+  memcpy(array.at, c->strategy.out, sizeof array.at);
+  reduce(c, &array, at, move);
+}
+
+void shf_segment_complete_counts(shf_segment_call *s, int64_t *counts, const sheaf_placement *at, shf_move *move)
+{
+  shf_call *c = &s->c;
+  shf_array array = {.mesh = c->flow.mesh, .device = shf_host(), .rank = 1, .cell = sizeof *counts};
+  array.reducer = (shf_reducer){.kind = SHF_FOLD_SUM, .dtype = SHEAF_I64};
+  array.shape[0] = c->problem.bags;
+  array.data = (char *)counts;
+  sheaf_placement to[MAX_DIMS] = {{0}};
+  for (int m = 0; m < c->flow.mesh->dims; m++) {
+    if (shf_is_partial(&c->strategy.out[m])) array.at[m] = c->strategy.out[m];
+    if (at[m].kind == SHEAF_PLACE_SHARD && at[m].dim == 0) to[m] = at[m];
+  }
+  reduce(c, &array, to, move);
 }
 
 sheaf_status shf_segment_run_local(const shf_segment_call *s, const shf_segment_local *l)
@@ -231,14 +274,16 @@ sheaf_status shf_segment_run_local(const shf_segment_call *s, const shf_segment_
   desc.arg_given = (uint8_t)l->arg_given;
   sheaf_segment_args args = SHEAF_SEGMENT_ARGS_INIT;
   shf_local data, ids, grad_out, out, arg, data_grad;
-  args.ids = shf_local_vector(&ids, desc.index_dtype, s->ids, rows);
-  if (l->data || rows * s->columns == 0) args.data = shf_local_matrix(&data, l->dtype, l->data, rows, s->columns);
-  if (l->arg || l->arg_given) args.arg = shf_local_matrix(&arg, desc.index_dtype, l->arg, segments, s->columns);
+  args.ids = shf_local_vector(&ids, s->c.site, desc.index_dtype, s->ids, rows);
+  if (l->data || rows * s->columns == 0)
+    args.data = shf_local_matrix(&data, s->c.site, l->dtype, l->data, rows, s->columns);
+  if (l->arg || l->arg_given)
+    args.arg = shf_local_matrix(&arg, s->c.site, desc.index_dtype, l->arg, segments, s->columns);
   if (shf_segment_is_backward((uint16_t)l->kind)) {
-    args.data_grad = shf_local_matrix(&data_grad, l->dtype, l->data_grad, rows, s->columns);
-    args.grad_out = shf_local_matrix(&grad_out, l->dtype, l->grad_out, segments, s->columns);
+    args.data_grad = shf_local_matrix(&data_grad, s->c.site, l->dtype, l->data_grad, rows, s->columns);
+    args.grad_out = shf_local_matrix(&grad_out, s->c.site, l->dtype, l->grad_out, segments, s->columns);
   } else {
-    args.out = shf_local_matrix(&out, l->dtype, l->out, segments, s->columns);
+    args.out = shf_local_matrix(&out, s->c.site, l->dtype, l->out, segments, s->columns);
   }
-  return shf_local_segment(&desc, &args);
+  return shf_local_segment(s->c.site, &desc, &args);
 }

@@ -156,7 +156,8 @@ sheaf_status shf_shard_shapes_of(const sheaf_shard_problem *p, shf_shard_shapes 
   SHF_REQUIRE(p->mesh, INVALID_PROBLEM, "mesh is NULL");
   SHF_REQUIRE(sheaf_kind_name(p->category, p->kind), INVALID_PROBLEM, "category %d has no kind %d", (int)p->category,
               (int)p->kind);
-  int64_t cell = sheaf_dtype_row_bytes(p->dtype, 1), index_cell = sheaf_dtype_row_bytes(p->index_dtype, 1);
+  int packed = p->dtype == SHEAF_INT8 || p->dtype == SHEAF_INT4; /* rows of bytes, values of f32 at most */
+  int64_t cell = packed ? 4 : sheaf_dtype_row_bytes(p->dtype, 1), index_cell = sheaf_dtype_row_bytes(p->index_dtype, 1);
   SHF_REQUIRE(cell > 0 && index_cell > 0, INVALID_PROBLEM, "dtype and index_dtype must be set");
   SHF_REQUIRE(p->index_rank >= 0 && p->index_rank < MAX_RANK, INVALID_PROBLEM,
               "indices have 0 to %d dimensions, not %d", MAX_RANK - 1, p->index_rank);
@@ -170,13 +171,17 @@ sheaf_status shf_shard_shapes_of(const sheaf_shard_problem *p, shf_shard_shapes 
   entries = index; /* one row per index */
   entries.shape[entries.rank++] = p->dim;
   entries.cell = cell;
-  shf_operand_shape table = matrix_shape(p->rows, p->dim, cell), bags = matrix_shape(p->bags, p->dim, cell);
+  shf_operand_shape table = matrix_shape(p->rows, p->dim, cell);
+  if (packed) table = matrix_shape(p->rows, sheaf_dtype_row_bytes(p->dtype, p->dim), 1);
+  shf_operand_shape bags = matrix_shape(p->bags, p->dim, cell);
   shf_operand_shape offsets = {.rank = 1, .shape = {p->bags}, .cell = index_cell},
                     arg = matrix_shape(p->bags, p->dim, index_cell);
   int backward = p->category == SHEAF_CATEGORY_SEGMENT
                      ? shf_segment_is_backward(p->kind)
                      : p->kind == SHEAF_LOOKUP_BACKWARD || p->kind == SHEAF_BAG_SUM_BACKWARD ||
                            p->kind == SHEAF_BAG_MEAN_BACKWARD || p->kind == SHEAF_BAG_MAX_BACKWARD;
+  SHF_REQUIRE(!packed || (p->category == SHEAF_CATEGORY_EMBEDDING && !backward && table.shape[1] >= 0), UNSUPPORTED,
+              "tables of type %s are for forward lookups and bags", sheaf_dtype_name(p->dtype));
   *shapes = (shf_shard_shapes){.inputs = 2};
   shf_operand_shape wide = p->category == SHEAF_CATEGORY_EMBEDDING && p->kind <= SHEAF_LOOKUP_BACKWARD ? entries : bags;
   shapes->in[0] = backward ? wide : table;
@@ -229,9 +234,19 @@ static int mixes_partials(const sheaf_mesh *mesh, const sheaf_placement *placeme
   return 0;
 }
 
+/* A packed row is one piece: its scale belongs to all of it. */
+static int cuts_packed_rows(const sheaf_shard_problem *p, const sheaf_strategy *s)
+{
+  if (p->dtype != SHEAF_INT8 && p->dtype != SHEAF_INT4) return 0;
+  for (int m = 0; m < p->mesh->dims; m++)
+    if (s->in[0][m].kind == SHEAF_PLACE_SHARD && s->in[0][m].dim == 1) return 1;
+  return 0;
+}
+
 static int acceptable(const sheaf_shard_problem *p, const shf_shard_shapes *shapes, const sheaf_strategy *s,
                       int compatible)
 {
+  if (cuts_packed_rows(p, s)) return 0;
   if (mixes_partials(p->mesh, s->out)) return 0;
   for (int j = 0; j < s->inputs; j++) {
     if (mixes_partials(p->mesh, s->in[j])) return 0;

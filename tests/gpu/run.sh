@@ -2,7 +2,8 @@
 # Everything that needs a CUDA device: builds, proves the bits, replays the reference vectors, feeds bad input, runs the
 # sanitizers, measures. On a machine with a device and nvcc:
 #
-#   tests/gpu/run.sh [step ...]      steps: build bits ops large faults verify sanitize bench; default: all but large
+#   tests/gpu/run.sh [step ...]      steps: build bits ops large faults ranks verify sanitize bench; default: all but
+#                                    large
 #
 # BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`. Ends with a line for each
 # step; the exit code is the number of steps that failed.
@@ -13,14 +14,14 @@ BUILD=${BUILD:-build-gpu}
 JOBS=${JOBS:-$(nproc)}
 CMAKE_ARGS=${CMAKE_ARGS:-}
 BENCH=${BENCH:-}
-steps=${*:-build bits ops faults verify sanitize bench}
+steps=${*:-build bits ops faults ranks verify sanitize bench}
 logs=$BUILD/gpu-logs
 export SHEAF_PLUGIN_PATH=$PWD/$BUILD OMP_WAIT_POLICY=passive
 
 build() {
   # shellcheck disable=SC2086 # CMAKE_ARGS holds several words
   cmake -G Ninja -S . -B "$BUILD" -DSHEAF_CUDA=ON -DSHEAF_BUILD_TESTS=ON -DSHEAF_WERROR=ON $CMAKE_ARGS &&
-    ninja -C "$BUILD" -j "$JOBS" sheaf_cuda sheaf_cli $(cd tests/gpu && ls gpu_*.c | grep -v gpu_support | sed 's/\.c$//')
+    ninja -C "$BUILD" -j "$JOBS" sheaf_cuda sheaf_cli gpu_{nccl,threads}_{embedding,segment,redistribute} $(cd tests/gpu && ls gpu_*.c | grep -v gpu_support | sed 's/\.c$//')
 }
 
 # Runs "name command ..." lines at the same time, each with its own log; shows those that fail.
@@ -53,6 +54,20 @@ bits() {
 ops() { "$BUILD/tests/gpu/gpu_ops"; }
 
 faults() { "$BUILD/tests/gpu/gpu_faults"; }
+
+# Tables over ranks: NCCL with one rank, each of its collectives and every op; then several ranks on the one device, with
+# messages that stay there and messages that go by way of the CPU. SHEAF_NCCL names libnccl.so.2 where it is not found.
+ranks() {
+  local name nccl="SHEAF_RANKS_ENGINE=nccl SHEAF_RANKS_DEVICE=cuda"
+  {
+    echo "nccl $BUILD/tests/gpu/gpu_nccl"
+    for name in embedding segment redistribute; do
+      echo "nccl.$name $nccl $BUILD/tests/gpu/gpu_nccl_$name"
+      echo "threads.$name SHEAF_TEST_QUICK=1 $BUILD/tests/gpu/gpu_threads_$name 4"
+      echo "threads3.$name SHEAF_TEST_QUICK=1 $BUILD/tests/gpu/gpu_threads_$name 3 cpu"
+    done
+  } | together && grep -hE "PASSED|cases on" "$logs"/nccl*.log "$logs"/threads*.log
+}
 
 large() { "$BUILD/tests/gpu/gpu_large"; }
 

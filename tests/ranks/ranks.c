@@ -1,15 +1,27 @@
 /* tests/ranks/ranks.c: see ranks.h. */
 #include "ranks.h"
 
-int64_t ranks_rank, ranks_size;
-sheaf_comm *ranks_comm;
+#include <string.h>
+
+_Thread_local int64_t ranks_rank, ranks_size;
+_Thread_local sheaf_comm *ranks_comm;
+DLDevice ranks_device = {kDLCPU, 0};
+
+#ifndef RANKS_ARE_THREADS
+int main(int argc, char **argv) { return ranks_main(argc, argv); }
+#endif
 
 void ranks_open(void)
 {
-  OK(sheaf_comm_open("mpi", NULL, &ranks_comm));
+  const char *engine = getenv("SHEAF_RANKS_ENGINE"), *device = getenv("SHEAF_RANKS_DEVICE");
+  if (device && strcmp(device, "cuda") == 0) ranks_device = (DLDevice){kDLCUDA, 0};
+  if (!ranks_comm) {
+    OK(sheaf_comm_open(engine ? engine : "mpi", NULL, &ranks_comm));
+    ranks_rank = sheaf_comm_rank(ranks_comm);
+    sheaf_set_threads(1 + (int)(ranks_rank % 2)); /* ranks need not be alike */
+  }
   ranks_rank = sheaf_comm_rank(ranks_comm);
   ranks_size = sheaf_comm_size(ranks_comm);
-  sheaf_set_threads(1 + (int)(ranks_rank % 2)); /* ranks need not be alike */
 }
 
 int ranks_close(const char *name, int64_t checks)
@@ -17,6 +29,36 @@ int ranks_close(const char *name, int64_t checks)
   if (ranks_rank == 0) printf("%s: %lld cases on %lld ranks\n", name, (long long)checks, (long long)ranks_size);
   sheaf_comm_close(ranks_comm);
   return 0;
+}
+
+static size_t bytes_of(const DLTensor *t)
+{
+  size_t bytes = t->dtype.bits / 8u;
+  for (int d = 0; d < t->ndim; d++) bytes *= (size_t)t->shape[d];
+  return bytes;
+}
+
+static void copy(DLDevice device, void *to, const void *from, size_t bytes)
+{
+  if (device.device_type != kDLCUDA) {
+    if (bytes) memcpy(to, from, bytes);
+    return;
+  }
+  OK(sheaf_device_copy(device, to, from, bytes, NULL));
+  OK(sheaf_stream_wait(device, NULL));
+}
+
+void *ranks_read(const DLTensor *tensor)
+{
+  void *data = malloc(bytes_of(tensor) + 1);
+  CHECK(data, "no memory");
+  copy(tensor->device, data, tensor->data, bytes_of(tensor));
+  return data;
+}
+
+void ranks_write(const DLTensor *tensor, const void *data)
+{
+  copy(tensor->device, tensor->data, data, bytes_of(tensor));
 }
 
 int ranks_meshes(ranks_mesh list[RANKS_MAX_MESHES])

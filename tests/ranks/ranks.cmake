@@ -18,6 +18,19 @@ if(TARGET sheaf_mpi AND MPIEXEC_EXECUTABLE)
                    $<TARGET_FILE:ranks_faults>)
     set_tests_properties(killed_rank_${ranks} PROPERTIES LABELS ranks PROCESSORS 2)
   endforeach()
+  # Over TCP between network namespaces, where the machine has them.
+  set(netns_names ranks_embedding ranks_traffic)
+  if(SHEAF_SANITIZE)
+    set(netns_names)
+  endif()
+  foreach(name IN LISTS netns_names)
+    foreach(ranks 2 4)
+      add_sheaf_test(${name}_netns_${ranks} bash ${scripts}/check_netns.sh ${MPIEXEC_EXECUTABLE} ${ranks}
+                     $<TARGET_FILE:${name}>)
+      set_tests_properties(${name}_netns_${ranks} PROPERTIES LABELS ranks PROCESSORS 2 SKIP_RETURN_CODE 77
+                           ENVIRONMENT "${test_environment};SHEAF_TEST_QUICK=1")
+    endforeach()
+  endforeach()
   if(TARGET example_07_row_wise_mpi)
     add_dependencies(example_07_row_wise_mpi sheaf_mpi)
     add_sheaf_test(example_07_row_wise_mpi_4 bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} 4

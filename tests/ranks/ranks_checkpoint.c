@@ -157,8 +157,9 @@ static void remove_folder(void)
   rmdir(folder);
 }
 
-int main(void)
+int ranks_main(int argc, char **argv)
 {
+  (void)argc, (void)argv;
   ranks_mesh meshes[RANKS_MAX_MESHES];
   sheaf_mesh *mesh;
   ranks_open();

@@ -5,19 +5,28 @@
 #include <string.h>
 
 enum { MOST_KEPT = 64 };
-static void *kept[MOST_KEPT];
-static int kept_count;
+static _Thread_local void *kept[MOST_KEPT];
+static _Thread_local int kept_count;
 
 static void *keep(size_t bytes)
 {
-  void *memory = calloc(bytes ? bytes : 1, 1);
-  CHECK(memory && kept_count < MOST_KEPT, "no memory");
+  void *memory = NULL;
+  CHECK(kept_count < MOST_KEPT, "too much is kept");
+  if (ranks_device.device_type == kDLCUDA)
+    OK(sheaf_device_alloc(ranks_device, bytes + 1, &memory));
+  else
+    memory = calloc(bytes + 1, 1);
+  CHECK(memory, "no memory");
   return kept[kept_count++] = memory;
 }
 
 void whole_forget(void)
 {
-  while (kept_count) free(kept[--kept_count]);
+  while (kept_count)
+    if (ranks_device.device_type == kDLCUDA)
+      OK(sheaf_device_free(ranks_device, kept[--kept_count]));
+    else
+      free(kept[--kept_count]);
 }
 
 int64_t whole_bytes(sheaf_dtype dtype) { return sheaf_dtype_row_bytes(dtype, 1); }
@@ -91,6 +100,7 @@ static sheaf_dtensor_desc describe(const whole *t, sheaf_mesh *mesh, const ranks
 {
   sheaf_dtensor_desc desc = SHEAF_DTENSOR_DESC_INIT;
   desc.mesh = mesh;
+  desc.device = ranks_device;
   desc.dtype = t->dtype;
   desc.rank = t->rank;
   memcpy(desc.shape, t->shape, sizeof t->shape);
@@ -109,6 +119,7 @@ sheaf_dtensor *whole_part(const whole *t, sheaf_mesh *mesh, const ranks_mesh *si
   sheaf_dtensor_desc desc = describe(t, mesh, sizes, placements);
   OK(sheaf_dtensor_create(&desc, &part));
   const DLTensor *local = sheaf_dtensor_local(part);
+  char *data = ranks_read(local);
   int64_t lo[4] = {0}, hi[4] = {1, 1, 1, 1}, at[4];
   int zero = 0;
   for (int m = 0; m < sizes->dims; m++) zero |= placements[m].kind == SHEAF_PLACE_PARTIAL && coord(sizes, m) != 0;
@@ -122,11 +133,12 @@ sheaf_dtensor *whole_part(const whole *t, sheaf_mesh *mesh, const ranks_mesh *si
           for (int d = 0; d < t->rank; d++) from = from * t->shape[d] + at[d];
           sheaf_dtype type = sheaf_dtype_from_dl(local->dtype);
           if (type == t->dtype && !zero)
-            memcpy((char *)local->data + local_at * whole_bytes(type), t->data + from * whole_bytes(type),
-                   (size_t)whole_bytes(type));
+            memcpy(data + local_at * whole_bytes(type), t->data + from * whole_bytes(type), (size_t)whole_bytes(type));
           else
-            set(type, local->data, local_at, zero ? 0 : whole_get(t, from));
+            set(type, data, local_at, zero ? 0 : whole_get(t, from));
         }
+  ranks_write(local, data);
+  free(data);
   return part;
 }
 
@@ -151,44 +163,55 @@ sheaf_dtensor *whole_ragged(const whole *t, const whole *offsets, sheaf_mesh *me
   int64_t lo, hi;
   bag_range(sizes, placements, offsets->count, &lo, &hi);
   int64_t first = start_of(offsets, lo, t->count), count = start_of(offsets, hi, t->count) - first;
-  char *copy = keep((size_t)(count * whole_bytes(t->dtype)));
-  memcpy(copy, t->data + first * whole_bytes(t->dtype), (size_t)(count * whole_bytes(t->dtype)));
   DLTensor local = t->view;
-  local.data = copy;
+  local.device = ranks_device;
+  local.data = keep((size_t)(count * whole_bytes(t->dtype)));
   local.shape = &count;
+  ranks_write(&local, t->data + first * whole_bytes(t->dtype));
   sheaf_dtensor *part;
   sheaf_dtensor_desc desc = describe(t, mesh, sizes, placements);
   OK(sheaf_dtensor_wrap(&desc, &local, &part));
   return part;
 }
 
-sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, sheaf_mesh *mesh, const ranks_mesh *sizes,
-                                    const sheaf_placement *placements)
+sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, int with_end, sheaf_mesh *mesh,
+                                    const ranks_mesh *sizes, const sheaf_placement *placements)
 {
   int64_t lo, hi;
-  sheaf_placement cut[2];
-  for (int m = 0; m < sizes->dims; m++)
-    cut[m] = placements[m].kind == SHEAF_PLACE_BAGS ? sheaf_shard(0) : sheaf_replicate();
   bag_range(sizes, placements, offsets->count, &lo, &hi);
-  sheaf_dtensor *part = whole_part(offsets, mesh, sizes, cut);
-  void *data = sheaf_dtensor_local(part)->data;
-  for (int64_t b = lo; b < hi; b++)
-    set(offsets->dtype, data, b - lo, (double)(start_of(offsets, b, entries) - start_of(offsets, lo, entries)));
+  int64_t count = hi - lo + with_end;
+  whole *mine = whole_make(offsets->dtype, 1, &count);
+  for (int64_t b = 0; b < count; b++)
+    whole_set(mine, b, (double)(start_of(offsets, lo + b, entries) - start_of(offsets, lo, entries)));
+  DLTensor local = mine->view;
+  local.device = ranks_device;
+  local.data = keep((size_t)(count * whole_bytes(offsets->dtype)));
+  ranks_write(&local, mine->data);
+  sheaf_dtensor_desc desc = describe(offsets, mesh, sizes, placements);
+  desc.shape[0] = offsets->count + with_end;
+  for (int m = 0; m < sizes->dims && !with_end; m++)
+    if (placements[m].kind == SHEAF_PLACE_BAGS) desc.placements[m] = sheaf_shard(0);
+  sheaf_dtensor *part;
+  OK(sheaf_dtensor_wrap(&desc, &local, &part));
+  whole_free(mine);
   return part;
 }
 
 /* Compares `count` elements with those of the whole from `first` on. */
-static void compare(const whole *expected, int64_t first, int64_t count, const void *data, double tolerance,
+static void compare(const whole *expected, int64_t first, int64_t count, const DLTensor *local, double tolerance,
                     const char *what)
 {
+  void *data = ranks_read(local);
   int64_t size = whole_bytes(expected->dtype);
   for (int64_t i = 0; i < count; i++) {
     double a = get(expected->dtype, data, i), b = whole_get(expected, first + i);
     double limit = tolerance * (fabs(b) > 1 ? fabs(b) : 1);
     int same = memcmp((const char *)data + i * size, expected->data + (first + i) * size, (size_t)size) == 0;
+    if (local->device.device_type == kDLCUDA) same |= isnan(a) && isnan(b); /* a device makes NaNs of other bits */
     CHECK(same || (tolerance > 0 && ((isnan(a) && isnan(b)) || fabs(a - b) <= limit)),
           "%s: element %lld is %.9g, not %.9g", what, (long long)(first + i), a, b);
   }
+  free(data);
 }
 
 void whole_check(const whole *expected, const sheaf_dtensor *got, double tolerance, const char *what)
@@ -201,7 +224,7 @@ void whole_check(const whole *expected, const sheaf_dtensor *got, double toleran
   for (int d = 0; d < expected->rank; d++)
     CHECK(local->shape[d] == expected->shape[d], "%s: extent %d is %lld", what, d, (long long)local->shape[d]);
   CHECK(sheaf_dtype_from_dl(local->dtype) == expected->dtype, "%s: another type", what);
-  compare(expected, 0, expected->count, local->data, tolerance, what);
+  compare(expected, 0, expected->count, local, tolerance, what);
   sheaf_dtensor_free(together);
 }
 
@@ -217,5 +240,5 @@ void whole_check_entries(const whole *expected, const whole *offsets, const shea
   int64_t first = start_of(offsets, lo, expected->count), count = start_of(offsets, hi, expected->count) - first;
   const DLTensor *local = sheaf_dtensor_local(got);
   CHECK(local->shape[0] == count, "%s: %lld entries, not %lld", what, (long long)local->shape[0], (long long)count);
-  compare(expected, first, count, local->data, tolerance, what);
+  compare(expected, first, count, local, tolerance, what);
 }

@@ -27,8 +27,9 @@ sheaf_dtensor *whole_part(const whole *t, sheaf_mesh *mesh, const ranks_mesh *si
  * offsets are the whole ones. */
 sheaf_dtensor *whole_ragged(const whole *t, const whole *offsets, sheaf_mesh *mesh, const ranks_mesh *sizes,
                             const sheaf_placement *placements);
-sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, sheaf_mesh *mesh, const ranks_mesh *sizes,
-                                    const sheaf_placement *placements);
+/* The rank's offsets, from 0; with their end, they are placed by Bags as the entries are. */
+sheaf_dtensor *whole_ragged_offsets(const whole *offsets, int64_t entries, int with_end, sheaf_mesh *mesh,
+                                    const ranks_mesh *sizes, const sheaf_placement *placements);
 
 /* Brings a distributed tensor together and compares it: bits, or within `tolerance` of the larger of 1 and the value. */
 void whole_check(const whole *expected, const sheaf_dtensor *got, double tolerance, const char *what);

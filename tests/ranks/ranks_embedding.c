@@ -13,10 +13,13 @@ typedef struct setting {
   sheaf_dtype dtype, index_dtype;
   int64_t rows, dim, bags, length; /* length: of bags in matrix form, 0: offsets; lookups: [bags, length] or [bags] */
   int weighted, padding, frequency, bad;
+  int with_end;       /* offsets are given with their end */
+  sheaf_dtype packed; /* of the table, when it is quantised: dtype is the output's then */
+  int exact;
 } setting;
 
-static int64_t cases;
-static uint64_t seed = 7;
+static _Thread_local int64_t cases;
+static _Thread_local uint64_t seed = 7;
 
 static int64_t pick(int64_t count) { return (int64_t)(ranks_random(&seed) % (uint64_t)count); }
 
@@ -24,7 +27,7 @@ static int64_t pick(int64_t count) { return (int64_t)(ranks_random(&seed) % (uin
 
 typedef struct task {
   setting s;
-  whole *table, *indices, *offsets, *weights, *grad, *out, *arg, *table_grad, *weights_grad;
+  whole *table, *packed, *indices, *offsets, *weights, *grad, *out, *arg, *table_grad, *weights_grad;
   sheaf_embedding_desc desc;
 } task;
 
@@ -77,7 +80,9 @@ static void run_alone(task *t)
 {
   const setting *s = &t->s;
   sheaf_embedding_desc desc = t->desc;
-  desc.dtype = s->dtype;
+  desc.dtype = s->packed ? s->packed : s->dtype;
+  desc.out_dtype = s->packed ? s->dtype : SHEAF_DTYPE_NONE;
+  desc.bag_form = desc.bag_form == SHEAF_BAGS_OFFSETS_END ? SHEAF_BAGS_OFFSETS : desc.bag_form;
   desc.index_dtype = s->index_dtype;
   desc.offset_dtype = SHEAF_I64;
   desc.rows = s->rows;
@@ -86,7 +91,7 @@ static void run_alone(task *t)
   desc.bags = s->kind >= SHEAF_BAG_SUM ? s->bags : 0;
   desc.grad_write = SHEAF_GRAD_OVERWRITE;
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
-  args.table = operand(t->table);
+  args.table = operand(s->packed ? t->packed : t->table);
   args.indices = operand(t->indices);
   args.offsets = operand(t->offsets);
   args.weights = operand(t->weights);
@@ -107,6 +112,32 @@ static void run_alone(task *t)
   run_plan(&desc, &args);
 }
 
+/* Small integers with a scale of 1 and a bias of -8: every sum is exact, whatever its order. */
+static void pack_table(task *t)
+{
+  const setting *s = &t->s;
+  int64_t shape[2] = {s->rows, sheaf_dtype_row_bytes(s->packed, s->dim)};
+  t->packed = whole_make(SHEAF_U8, 2, shape);
+  for (int64_t r = 0; r < s->rows; r++) {
+    char *row = t->packed->data + r * shape[1];
+    float scale = 1, bias = -8;
+    uint16_t half[2] = {sheaf_f32_to_f16(scale), sheaf_f32_to_f16(bias)};
+    for (int64_t d = 0; d < s->dim; d++) {
+      int q = (int)pick(16);
+      if (s->packed == SHEAF_INT8)
+        row[d] = (char)q;
+      else
+        row[d / 2] = (char)(row[d / 2] | (d % 2 ? q << 4 : q));
+    }
+    if (s->packed == SHEAF_INT8) {
+      memcpy(row + s->dim, &scale, 4);
+      memcpy(row + s->dim + 4, &bias, 4);
+    } else {
+      memcpy(row + (s->dim + 1) / 2, half, 4);
+    }
+  }
+}
+
 static task *make_task(const setting *s)
 {
   task *t = calloc(1, sizeof *t);
@@ -114,10 +145,11 @@ static task *make_task(const setting *s)
   t->s = *s;
   int64_t table_shape[2] = {s->rows, s->dim};
   t->table = whole_make(s->dtype, 2, table_shape);
-  fill_values(t->table, s->kind == SHEAF_LOOKUP || s->kind == SHEAF_BAG_MAX);
+  fill_values(t->table, !s->packed && (s->kind == SHEAF_LOOKUP || s->kind == SHEAF_BAG_MAX));
+  if (s->packed) pack_table(t);
   make_indices(t);
   if (s->weighted) {
-    t->weights = whole_make(s->dtype, t->indices->rank, t->indices->shape);
+    t->weights = whole_make(s->packed ? SHEAF_F32 : s->dtype, t->indices->rank, t->indices->shape);
     for (int64_t i = 0; i < t->weights->count; i++) whole_set(t->weights, i, (double)(pick(3) + 1));
     if (is_backward(s->kind)) t->weights_grad = whole_make(s->dtype, t->indices->rank, t->indices->shape);
   }
@@ -144,14 +176,20 @@ static task *make_task(const setting *s)
   t->desc.padding_idx = s->rows > 1 ? 1 : 0;
   t->desc.scale_grad_by_freq = (uint8_t)s->frequency;
   t->desc.rows = s->rows;
+  if (s->with_end && t->offsets) t->desc.bag_form = SHEAF_BAGS_OFFSETS_END;
+  if (s->packed) {
+    t->desc.dtype = s->packed;
+    t->desc.out_dtype = s->dtype;
+    t->desc.dim = s->dim;
+  }
   run_alone(t);
   return t;
 }
 
 static void free_task(task *t)
 {
-  whole *all[] = {t->table, t->indices, t->offsets,    t->weights,     t->grad,
-                  t->out,   t->arg,     t->table_grad, t->weights_grad};
+  whole *all[] = {t->table, t->packed, t->indices, t->offsets,    t->weights,
+                  t->grad,  t->out,    t->arg,     t->table_grad, t->weights_grad};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) whole_free(all[i]);
   free(t);
 }
@@ -172,7 +210,7 @@ static sheaf_placement any_shard(int rank)
 static void place(const task *t, const ranks_mesh *sizes, sheaf_placement in[3][2])
 {
   sheaf_placement B = {.kind = SHEAF_PLACE_BAGS};
-  const whole *values = is_backward(t->s.kind) ? t->grad : t->table;
+  const whole *values = is_backward(t->s.kind) ? t->grad : t->s.packed ? t->packed : t->table;
   for (int m = 0; m < sizes->dims; m++) {
     in[0][m] = any_shard(values->rank);
     if (is_backward(t->s.kind) && pick(5) == 0) in[0][m] = sheaf_partial(SHEAF_PARTIAL_SUM);
@@ -195,12 +233,12 @@ static parts make_parts(const task *t, sheaf_mesh *mesh, const ranks_mesh *sizes
   if (is_backward(t->s.kind))
     p.grad = whole_part(t->grad, mesh, sizes, in[0]);
   else
-    p.table = whole_part(t->table, mesh, sizes, in[0]);
+    p.table = whole_part(t->s.packed ? t->packed : t->table, mesh, sizes, in[0]);
   if (t->s.kind == SHEAF_BAG_MAX_BACKWARD) {
     p.arg = whole_part(t->arg, mesh, sizes, in[1]);
   } else if (t->offsets) {
     p.indices = whole_ragged(t->indices, t->offsets, mesh, sizes, in[1]);
-    p.offsets = whole_ragged_offsets(t->offsets, t->indices->count, mesh, sizes, in[1]);
+    p.offsets = whole_ragged_offsets(t->offsets, t->indices->count, t->s.with_end, mesh, sizes, in[1]);
     if (t->weights) p.weights = whole_ragged(t->weights, t->offsets, mesh, sizes, in[1]);
   } else {
     p.indices = whole_part(t->indices, mesh, sizes, in[1]);
@@ -223,7 +261,7 @@ static sheaf_shard_problem problem_of(const task *t, const sheaf_mesh *mesh, con
   p.mesh = mesh;
   p.kind = (uint16_t)t->s.kind;
   p.bag_form = t->desc.bag_form;
-  p.dtype = t->s.dtype;
+  p.dtype = t->s.packed ? t->s.packed : t->s.dtype;
   p.index_dtype = t->s.index_dtype;
   p.rows = t->s.rows;
   p.dim = t->s.dim;
@@ -244,12 +282,13 @@ static void explain(const task *t, const ranks_mesh *sizes, sheaf_placement in[3
     for (int j = 0; j < s->inputs; j++) sheaf_placement_print(&s->in[j][m], by[j + 1][m], 16);
   }
   snprintf(text, room,
-           "%s %s V %lld D %lld B %lld L %lld w %d pad %d freq %d bad %d mesh %lldx%lld in [%s %s][%s %s] by [%s "
+           "%s %s%s V %lld D %lld B %lld L %lld w %d pad %d freq %d bad %d mesh %lldx%lld in [%s %s][%s %s] by [%s "
            "%s]<-[%s %s][%s %s] dispatch %d",
-           sheaf_kind_name(0, (uint16_t)t->s.kind), sheaf_dtype_name(t->s.dtype), (long long)t->s.rows,
-           (long long)t->s.dim, (long long)t->s.bags, (long long)t->s.length, t->s.weighted, t->s.padding,
-           t->s.frequency, t->s.bad, (long long)sizes->size[0], (long long)sizes->size[1], word[0][0], word[0][1],
-           word[1][0], word[1][1], by[0][0], by[0][1], by[1][0], by[1][1], by[2][0], by[2][1], s->dispatch);
+           sheaf_kind_name(0, (uint16_t)t->s.kind), t->s.packed ? sheaf_dtype_name(t->s.packed) : "",
+           sheaf_dtype_name(t->s.dtype), (long long)t->s.rows, (long long)t->s.dim, (long long)t->s.bags,
+           (long long)t->s.length, t->s.weighted, t->s.padding, t->s.frequency, t->s.bad, (long long)sizes->size[0],
+           (long long)sizes->size[1], word[0][0], word[0][1], word[1][0], word[1][1], by[0][0], by[0][1], by[1][0],
+           by[1][1], by[2][0], by[2][1], s->dispatch);
 }
 
 static double tolerance_of(const setting *s)
@@ -274,6 +313,7 @@ static void check_strategy(const task *t, const ranks_mesh *sizes, const parts *
   sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
   call.strategy = s;
   call.out = wanted;
+  call.exact = (uint8_t)t->s.exact;
   sheaf_dtensor *out = NULL, *arg = NULL, *grad = NULL, *weights_grad = NULL;
   sheaf_shard_embedding_args args = SHEAF_SHARD_EMBEDDING_ARGS_INIT;
   args.table = p->table;
@@ -351,13 +391,20 @@ static void check_mesh(const ranks_mesh *sizes, int repeats)
       s.padding = (int)pick(2);
       s.frequency = is_backward(s.kind) && kind != SHEAF_BAG_MAX_BACKWARD && pick(3) == 0;
       s.bad = (int)pick(2);
+      s.with_end = (int)pick(2);
+      s.exact = pick(4) == 0;
+      if (!is_backward(s.kind) && pick(4) == 0) { /* quantised rows */
+        s.packed = pick(2) ? SHEAF_INT8 : SHEAF_INT4;
+        if (s.dtype == SHEAF_F64) s.dtype = SHEAF_F32;
+      }
       check_setting(&s, mesh, sizes);
     }
   sheaf_mesh_free(mesh);
 }
 
-int main(void)
+int ranks_main(int argc, char **argv)
 {
+  (void)argc, (void)argv;
   ranks_mesh meshes[RANKS_MAX_MESHES];
   ranks_open();
   int count = ranks_meshes(meshes), repeats = getenv("SHEAF_TEST_QUICK") ? 3 : 12;

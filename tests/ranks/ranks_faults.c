@@ -1,6 +1,6 @@
 /* tests/ranks/ranks_faults.c: what one rank finds wrong, all ranks report: same status, same words, nobody waits.
  *
- * With the argument "die", rank 1 (or 0, when alone) kills itself in the middle: the job must end by itself. */
+ * With the argument "die", the rank in the middle kills itself in the middle of an op: the job must end by itself. */
 #define _GNU_SOURCE /* posix_memalign */
 #include <math.h>
 #include <signal.h>
@@ -45,7 +45,8 @@ typedef struct scene {
 static scene make_scene(void)
 {
   scene s = {0};
-  int64_t rows = 4 * ranks_size + 1, dim = 3, entries = 5 * ranks_size, bags = 2 * ranks_size;
+  /* Wide rows and, on every rank, one long bag and an empty one: dispatched sums go by pieces on 2 to 4 ranks. */
+  int64_t rows = 4 * ranks_size + 1, dim = 24, entries = 12 * ranks_size, bags = 2 * ranks_size;
   int64_t table[2] = {rows, dim}, grads[2] = {entries, dim}, out[2] = {bags, dim};
   sheaf_placement S0 = sheaf_shard(0), S1 = sheaf_shard(1), R = sheaf_replicate(), B = {.kind = SHEAF_PLACE_BAGS};
   s.table = whole_make(SHEAF_F16, 2, table);
@@ -59,16 +60,16 @@ static scene make_scene(void)
   for (int64_t n = 0; n < entries; n++) {
     whole_set(s.indices, n, (double)(n * 7 % rows));
     whole_set(s.weights, n, 1);
-    whole_set(s.ids, n, (double)(n / 3));
+    whole_set(s.ids, n, (double)(n / 6));
   }
-  for (int64_t b = 0; b < bags; b++) whole_set(s.offsets, b, (double)(b * entries / bags));
+  for (int64_t b = 0; b < bags; b++) whole_set(s.offsets, b, (double)((b + 1) / 2 * 12));
   s.rows = whole_part(s.table, mesh, &sizes, &S0);
   s.columns = whole_part(s.table, mesh, &sizes, &S1);
   s.flat = whole_part(s.indices, mesh, &sizes, &R);
   s.cut = whole_part(s.indices, mesh, &sizes, &S0);
   s.ragged = whole_ragged(s.indices, s.offsets, mesh, &sizes, &B);
   s.weight = whole_ragged(s.weights, s.offsets, mesh, &sizes, &B);
-  s.starts = whole_ragged_offsets(s.offsets, entries, mesh, &sizes, &B);
+  s.starts = whole_ragged_offsets(s.offsets, entries, 0, mesh, &sizes, &B);
   s.bags_grad = whole_part(s.gradient, mesh, &sizes, &S0);
   s.entry_grad = whole_part(s.grad, mesh, &sizes, &S0);
   s.x = whole_part(s.data, mesh, &sizes, &S0);
@@ -118,6 +119,8 @@ static const act acts[] = {
     {0, SHEAF_BAG_SUM, "S(0)", "R", 0, 0, 1},
     {0, SHEAF_BAG_MEAN, "S(0)", "R", 0, 0, 1},
     {0, SHEAF_BAG_MEAN, "S(0)", "B", 1, 0, 1},
+    {0, SHEAF_BAG_SUM, "S(0)", "B", 1, 0, 1},
+    {0, SHEAF_BAG_SUM_BACKWARD, "S(0)", "B", 1, 0, 1},
     {0, SHEAF_BAG_MAX, "S(0)", "R", 0, 0, 0},
     {0, SHEAF_BAG_MAX, "R", "B", 0, 0, 0},
     {0, SHEAF_BAG_MEAN_BACKWARD, "S(0)", "B", 1, 1, 1},
@@ -202,7 +205,7 @@ static sheaf_strategy_list *list_for(const scene *s, const act *a)
   p.dtype = SHEAF_F16;
   p.index_dtype = SHEAF_I64;
   p.rows = a->category ? s->ids->count : s->table->shape[0];
-  p.dim = 3;
+  p.dim = s->table->shape[1];
   p.bags = s->gradient->shape[0];
   p.index_rank = 1;
   p.index_shape[0] = s->indices->count;
@@ -220,11 +223,12 @@ static sheaf_strategy_list *list_for(const scene *s, const act *a)
 
 /* ---- Failing memory ---------------------------------------------------------------------------------------------------- */
 
-static int64_t allocations, failing = -1;
+static int64_t allocations, failing = -1, killing = -1; /* the allocation that fails, or does not come back */
 
 static void *allocate(void *context, size_t bytes, size_t alignment)
 {
   (void)context;
+  if (allocations == killing) raise(SIGKILL);
   if (allocations++ == failing) return NULL;
   void *memory = NULL;
   return posix_memalign(&memory, alignment, bytes) == 0 ? memory : NULL;
@@ -332,20 +336,53 @@ static void check_unequal(void)
   CHECK(status == SHEAF_INVALID_PROBLEM && strstr(sheaf_last_error(), "rank 0: indices is NULL"), "%s",
         sheaf_last_error());
   check_same(status);
+  args.indices = s.flat; /* no description on one rank */
+  status = sheaf_shard_embedding_run(ranks_rank == 1 ? NULL : &desc, NULL, &args);
+  CHECK(status == SHEAF_INVALID_PROBLEM && strstr(sheaf_last_error(), "rank 1: desc is NULL"), "%s",
+        sheaf_last_error());
+  check_same(status);
+  sheaf_mesh_profile profile = SHEAF_MESH_PROFILE_INIT; /* figures of its own on one rank, and so another strategy */
+  sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
+  profile.bandwidth_gbs = ranks_rank == 1 ? 1e-6 : 1e6;
+  profile.memory_gbs = ranks_rank == 1 ? 1e6 : 1e-6;
+  call.profile = &profile;
+  status = sheaf_shard_embedding_run(&desc, &call, &args);
+  CHECK(status == SHEAF_OK || (status == SHEAF_INVALID_PROBLEM && strstr(sheaf_last_error(), "ranks disagree")), "%s",
+        sheaf_last_error());
+  check_same(status);
+  sheaf_dtensor_free(out);
+  out = NULL;
   CHECK(!out && !moved, "an output of a failed call");
-  cases += 3;
+  cases += 5;
   free_scene(&s);
 }
 
-int main(int argc, char **argv)
+/* One rank dies in the middle of an op: the others, who have agreed to do it, wait for what it would have sent until the
+ * job is ended. */
+static void die(void)
+{
+  const sheaf_allocator allocator = {allocate, release, NULL};
+  const act dispatched = {0, SHEAF_LOOKUP, "S(0)", "S(0)", 1, 0, 0};
+  scene s = make_scene();
+  sheaf_strategy_list *list = list_for(&s, &dispatched);
+  const sheaf_strategy *strategy = find(list, dispatched.a, dispatched.b, 1);
+  OK(sheaf_set_allocator(&allocator));
+  sheaf_status status = run_embedding(&s, &dispatched, strategy, NULL, SHEAF_BAD_INDEX_SKIP);
+  CHECK(status == SHEAF_OK, "%s", sheaf_last_error());
+  int64_t half = allocations / 2;
+  allocations = 0;
+  killing = ranks_rank == ranks_size / 2 ? half : -1;
+  run_embedding(&s, &dispatched, strategy, NULL, SHEAF_BAD_INDEX_SKIP);
+  check_same(SHEAF_OK);
+}
+
+int ranks_main(int argc, char **argv)
 {
   ranks_open();
   sizes = (ranks_mesh){1, {ranks_size, 0}};
   OK(sheaf_mesh_create(&ranks_size, 1, ranks_comm, &mesh));
   if (argc > 1 && strcmp(argv[1], "die") == 0) {
-    check_same(SHEAF_OK);
-    if (ranks_rank == ranks_size / 2) raise(SIGKILL);
-    check_same(SHEAF_OK); /* the others wait here until the job is ended */
+    die();
     return 0;
   }
   check_bad_index();

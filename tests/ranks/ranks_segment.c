@@ -13,8 +13,8 @@ typedef struct task {
   int backward, extremes, uses_arg;
 } task;
 
-static int64_t cases;
-static uint64_t seed = 11;
+static _Thread_local int64_t cases;
+static _Thread_local uint64_t seed = 11;
 
 static int64_t pick(int64_t count) { return (int64_t)(ranks_random(&seed) % (uint64_t)count); }
 
@@ -217,8 +217,9 @@ static void check_order(void)
   cases++;
 }
 
-int main(void)
+int ranks_main(int argc, char **argv)
 {
+  (void)argc, (void)argv;
   ranks_mesh meshes[RANKS_MAX_MESHES];
   ranks_open();
   int count = ranks_meshes(meshes), repeats = getenv("SHEAF_TEST_QUICK") ? 2 : 8;

@@ -5,9 +5,9 @@
 #include "ranks_data.h"
 
 enum { WIDTH = 24 };
-static int64_t cases;
-static sheaf_mesh *mesh;
-static ranks_mesh sizes;
+static _Thread_local int64_t cases;
+static _Thread_local sheaf_mesh *mesh;
+static _Thread_local ranks_mesh sizes;
 
 typedef struct world {
   whole *table, *indices, *grad;
@@ -133,13 +133,111 @@ static void check_formulas(const world *w)
   expect(w, 0, "S(0)", "R", 0, NULL, 0, 0, 2);                                         /* row, left pending */
   expect(w, 0, "S(0)", "R", 0, "R", 2 * (n - 1) * out / n, 2, 2);                      /* row: one all-reduce */
   expect(w, 0, "S(0)", "R", 0, "S(0)", (n - 1) * out / n, 1, 2);                       /* row: one reduce-scatter */
-  expect(w, 0, "S(0)", "S(0)", 1, NULL, 8 * (n - 1) + 8 * asks + answers * row, 3, 5); /* counts, indices, rows */
+  expect(w, 0, "S(0)", "S(0)", 1, NULL, 8 * (n - 1) + 4 * asks + answers * row, 3, 5); /* counts, indices, rows */
   expect(w, 1, "S(1)", "R", 0, NULL, 0, 0, 2);
   expect(w, 1, "R", "R", 0, NULL, 0, 0, 2);       /* row: the gradient stays */
   expect(w, 1, "S(0)", "S(0)", 0, NULL, 0, 0, 2); /* batch, left pending */
   expect(w, 1, "S(0)", "S(0)", 0, "R", 2 * (n - 1) * dense / n, 2, 2);
   expect(w, 1, "S(0)", "S(0)", 0, "S(0)", (n - 1) * dense / n, 1, 2);
-  expect(w, 1, "S(0)", "S(0)", 1, NULL, 8 * (n - 1) + 8 * asks + asks * row, 3, 4);
+  expect(w, 1, "S(0)", "S(0)", 1, NULL, 8 * (n - 1) + 4 * asks + asks * row, 3, 4);
+}
+
+/* ---- Bags, dispatched ---------------------------------------------------------------------------------------------- */
+
+typedef struct bag_traffic {
+  int64_t rows, entries, pieces; /* that a rank wants of another: distinct rows, entries, bags with any */
+} bag_traffic;
+
+static bag_traffic bags_to_send(const whole *indices, int64_t rows, int64_t from, int64_t to)
+{
+  bag_traffic t = {0, 0, 0};
+  int64_t chunk = indices->shape[0] / ranks_size, length = indices->shape[1], part = rows / ranks_size;
+  for (int64_t b = from * chunk; b < (from + 1) * chunk; b++) {
+    int64_t before = t.entries;
+    for (int64_t i = 0; i < length; i++) t.entries += (int64_t)whole_get(indices, b * length + i) / part == to;
+    t.pieces += t.entries > before;
+  }
+  for (int64_t row = to * part; row < (to + 1) * part; row++) {
+    int asks = 0;
+    for (int64_t i = from * chunk * length; i < (from + 1) * chunk * length; i++)
+      asks |= (int64_t)whole_get(indices, i) == row;
+    t.rows += asks;
+  }
+  return t;
+}
+
+/* A bag sum or its gradient of table and bags that are both cut: rows travel, or pieces of bags, whatever is less. */
+static void check_bags(const world *w, int64_t length, int exact, int backward)
+{
+  uint64_t seed = (uint64_t)length;
+  int64_t n = ranks_size, shape[2] = {4 * n, length}, width = w->table->shape[1], row = 4 * width;
+  int64_t grad_shape[2] = {4 * n, width};
+  whole *indices = whole_make(SHEAF_I64, 2, shape), *grad = whole_make(SHEAF_F32, 2, grad_shape);
+  for (int64_t i = 0; i < indices->count; i++) whole_set(indices, i, (double)(ranks_random(&seed) % (uint64_t)w->rows));
+  for (int64_t i = 0; i < grad->count; i++) whole_set(grad, i, (double)(ranks_random(&seed) % 7));
+  int64_t by_rows = 0, by_pieces = 0, asks = 0, answers = 0, asked_pieces = 0, entries = 0, pieces = 0;
+  for (int64_t a = 0; a < n; a++)
+    for (int64_t b = 0; b < n; b++) {
+      if (a == b) continue;
+      bag_traffic t = bags_to_send(indices, w->rows, a, b);
+      by_rows += t.rows * (4 + row);
+      by_pieces += t.entries * 4 + t.pieces * (8 + row);
+      if (a == ranks_rank) asks += t.rows, entries += t.entries, pieces += t.pieces;
+      if (b == ranks_rank) answers += t.rows, asked_pieces += t.pieces;
+    }
+  int rows_travel = by_pieces >= by_rows || (exact && !backward);
+  int64_t expected = rows_travel ? 8 * (n - 1) + 4 * asks + (backward ? asks : answers) * row
+                                 : 16 * (n - 1) + 8 * pieces + 4 * entries + (backward ? pieces : asked_pieces) * row;
+  sheaf_placement S0 = sheaf_shard(0);
+  sheaf_dtensor *first = whole_part(backward ? grad : w->table, mesh, &sizes, &S0), *made = NULL,
+                *index = whole_part(indices, mesh, &sizes, &S0);
+  sheaf_shard_problem p = SHEAF_SHARD_PROBLEM_INIT;
+  p.mesh = mesh;
+  p.kind = backward ? SHEAF_BAG_SUM_BACKWARD : SHEAF_BAG_SUM;
+  p.bag_form = SHEAF_BAGS_MATRIX;
+  p.dtype = SHEAF_F32;
+  p.index_dtype = SHEAF_I64;
+  p.rows = w->rows;
+  p.dim = width;
+  p.index_rank = 2;
+  memcpy(p.index_shape, shape, sizeof shape);
+  p.bags = shape[0];
+  p.in[0][0] = p.in[1][0] = S0;
+  sheaf_strategy_list *list;
+  OK(sheaf_strategies(&p, 0, NULL, &list));
+  sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
+  for (int64_t i = 0; i < sheaf_strategy_count(list); i++)
+    if (sheaf_strategy_at(list, i)->dispatch) call.strategy = sheaf_strategy_at(list, i);
+  CHECK(call.strategy, "no dispatch");
+  call.exact = (uint8_t)exact;
+  sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
+  desc.kind = (sheaf_embedding_kind)p.kind;
+  desc.bag_form = SHEAF_BAGS_MATRIX;
+  desc.rows = w->rows;
+  sheaf_shard_embedding_args args = SHEAF_SHARD_EMBEDDING_ARGS_INIT;
+  args.indices = index;
+  if (backward)
+    args.grad_out = first, args.table_grad = &made;
+  else
+    args.table = first, args.out = &made;
+  sheaf_comm_stats before = sheaf_comm_statistics(ranks_comm);
+  OK(sheaf_shard_embedding_run(&desc, &call, &args));
+  sheaf_comm_stats after = sheaf_comm_statistics(ranks_comm);
+  if (n > 1) {
+    CHECK(after.bytes_sent - before.bytes_sent == expected, "bags of %lld, exact %d: %lld bytes sent, not %lld",
+          (long long)length, exact, (long long)(after.bytes_sent - before.bytes_sent), (long long)expected);
+    CHECK(after.exchanges - before.exchanges == (rows_travel ? 3 : 4), "%lld exchanges",
+          (long long)(after.exchanges - before.exchanges));
+    CHECK(length < 12 || by_pieces < by_rows, "long bags do not show what they should");
+    CHECK(length > 1 || by_pieces >= by_rows, "short bags do not show what they should");
+  }
+  sheaf_dtensor_free(made);
+  sheaf_dtensor_free(first);
+  sheaf_dtensor_free(index);
+  sheaf_strategy_list_free(list);
+  whole_free(indices);
+  whole_free(grad);
+  cases++;
 }
 
 /* Sums of ranks are rounded, and still the same in every run. */
@@ -164,14 +262,21 @@ static void check_repeats(const world *w)
   }
 }
 
-int main(void)
+int ranks_main(int argc, char **argv)
 {
+  (void)argc, (void)argv;
   ranks_open();
   sizes = (ranks_mesh){1, {ranks_size, 0}};
   OK(sheaf_mesh_create(&ranks_size, 1, ranks_comm, &mesh));
   world w = make_world();
   check_formulas(&w);
   check_repeats(&w);
+  for (int backward = 0; backward < 2; backward++)
+    for (int exact = 0; exact < 2; exact++) {
+      check_bags(&w, 1, exact, backward);
+      check_bags(&w, 3, exact, backward);
+      check_bags(&w, 4 * ranks_size + 8, exact, backward);
+    }
   whole_free(w.table);
   whole_free(w.indices);
   whole_free(w.grad);

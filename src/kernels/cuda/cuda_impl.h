@@ -20,6 +20,23 @@ struct Device {
 };
 sheaf_status device_of(int device, Device *found);
 
+// Makes a device the thread's current one for as long as this lives.
+class On {
+public:
+  explicit On(int device) : before(-1), error(cudaGetDevice(&before))
+  {
+    if (error == cudaSuccess && before != device) error = cudaSetDevice(device);
+    changed = error == cudaSuccess && before != device;
+  }
+  ~On()
+  {
+    if (changed) cudaSetDevice(before);
+  }
+  int before;
+  cudaError_t error;
+  bool changed;
+};
+
 // ---- Launches ----
 
 // What a run enqueues goes through one of these. With `loading` nothing is launched: kernels are loaded, so that a
@@ -178,6 +195,15 @@ void embedding_run(Launcher &l, const shf_device_call &call);
 void segment_run(Launcher &l, const shf_device_call &call);
 void embedding_group(Launcher &l, const shf_device_call &call, void *grouping);
 void segment_group(Launcher &l, const shf_device_call &call, void *grouping);
+
+// ---- Tensors over ranks (ranks.cu, nccl.cu) ----
+
+// On the default stream of the current device.
+cudaError_t fold_part(const shf_fold_task &task);
+cudaError_t convert_cells(sheaf_dtype from, const void *source, sheaf_dtype to, void *target, int64_t count);
+cudaError_t divide_rows(const void *sums, const void *divisors, int64_t rows, int64_t columns, sheaf_dtype to,
+                        void *target);
+extern const shf_engine nccl_engine;
 
 } // namespace shf
 #endif

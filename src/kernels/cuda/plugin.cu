@@ -106,23 +106,6 @@ static sheaf_status describe(int device, sheaf_device_info *info)
   return SHEAF_OK;
 }
 
-// Makes a device the thread's current one for as long as this lives.
-class On {
-public:
-  explicit On(int device) : before(-1), error(cudaGetDevice(&before))
-  {
-    if (error == cudaSuccess && before != device) error = cudaSetDevice(device);
-    changed = error == cudaSuccess && before != device;
-  }
-  ~On()
-  {
-    if (changed) cudaSetDevice(before);
-  }
-  int before;
-  cudaError_t error;
-  bool changed;
-};
-
 #define ON_DEVICE(device) \
   On on(device);          \
   TRY_CUDA(on.error, "making the device the current one")
@@ -377,6 +360,27 @@ static sheaf_status pool_release(int device, void *memory, void *stream)
   return check(pool ? cudaFreeAsync(memory, (cudaStream_t)stream) : cudaFree(memory), "freeing device memory");
 }
 
+// ---- Tensors over ranks ----
+
+static sheaf_status fold(int device, const shf_fold_task *task)
+{
+  ON_DEVICE(device);
+  return check(fold_part(*task), "folding parts of a tensor");
+}
+
+static sheaf_status convert(int device, sheaf_dtype from, const void *source, sheaf_dtype to, void *target, int64_t count)
+{
+  ON_DEVICE(device);
+  return check(convert_cells(from, source, to, target, count), "converting a tensor");
+}
+
+static sheaf_status divide(int device, const void *sums, const void *divisors, int64_t rows, int64_t columns,
+                           sheaf_dtype to, void *target)
+{
+  ON_DEVICE(device);
+  return check(divide_rows(sums, divisors, rows, columns, to, target), "dividing rows");
+}
+
 // ---- Rows ----
 
 // All ops over all element types, as the CPU has them; quantised rows only where they are read forward.
@@ -445,6 +449,10 @@ static shf_device_api api = {
     pool_allocate,
     pool_release,
     pool_trim,
+    fold,
+    convert,
+    divide,
+    &nccl_engine,
 };
 
 } // namespace shf

@@ -1,0 +1,236 @@
+/* shard/dispatch_bags.c: parts of bags travel to where rows are, and their sums back. */
+#include "shard/dispatch_bags.h"
+
+#include <string.h>
+
+#include "core/cpu.h"
+
+/* NOLINTBEGIN(clang-analyzer-core.*): the analyzer does not see that a flow which failed stays failed. */
+
+static sheaf_status get_numbers(shf_call *c, int64_t count, int64_t **numbers)
+{
+  void *memory;
+  SHF_TRY(shf_pool_get(&c->pool, (count + 1) * (int64_t)sizeof **numbers, &memory));
+  memset(memory, 0, (size_t)(count + 1) * sizeof **numbers);
+  *numbers = memory;
+  return SHEAF_OK;
+}
+
+/* The member that has an entry's row; -1: none. */
+static int64_t owner_of_entry(const shf_dispatch *d, int64_t entry)
+{
+  int64_t place = d->place[entry];
+  return place >= 0 && place < d->distinct ? d->owner[place] : -1;
+}
+
+/* ---- The choice ------------------------------------------------------------------------------------------------- */
+
+/* Bytes to and from other ranks, by rows and by pieces. */
+static sheaf_status count_bytes(shf_embedding_call *e, const shf_dispatch *d, int64_t back, int64_t row,
+                                int64_t weights, int64_t bytes[2])
+{
+  int64_t *last, away = d->distinct - (d->ask_at[d->self + 1] - d->ask_at[d->self]);
+  SHF_TRY(get_numbers(&e->c, d->members, &last)); /* the last bag that had an entry at a member, counted from 1 */
+  bytes[0] = away * (d->id_bytes + row);
+  bytes[1] = 0;
+  for (int64_t b = 0; b < e->bags.bags; b++)
+    for (int64_t i = shf_bag_begin(&e->bags, b); i < shf_bag_begin(&e->bags, b + 1); i++) {
+      int64_t g = owner_of_entry(d, i);
+      if (g < 0 || g == d->self) continue;
+      bytes[1] += d->id_bytes + weights + (last[g] == b + 1 ? 0 : (int64_t)sizeof(int64_t) + back);
+      last[g] = b + 1;
+    }
+  return SHEAF_OK;
+}
+
+int shf_pieces_are_less(shf_embedding_call *e, const shf_dispatch *d, int64_t back, int64_t row, int64_t weights)
+{
+  shf_call *c = &e->c;
+  const sheaf_mesh *mesh = c->flow.mesh;
+  int64_t bytes[2] = {0, 0};
+  double by_rows = 0, by_pieces = 0;
+  FLOW(&c->flow, count_bytes(e, d, back, row, weights, bytes));
+  if (!shf_flow_agree_on(&c->flow, "dispatch", bytes)) return 0;
+  for (int64_t rank = 0; rank < mesh->ranks; rank++) { /* the same numbers on every rank */
+    by_rows += (double)shf_agree_facts(mesh, rank)[0];
+    by_pieces += (double)shf_agree_facts(mesh, rank)[1];
+  }
+  return by_pieces < by_rows;
+}
+
+/* ---- Pieces ------------------------------------------------------------------------------------------------------- */
+
+/* Pieces and entries for each member, into counts at g + 1. */
+static void count_pieces(const shf_embedding_call *e, const shf_dispatch *d, int64_t *last, shf_pieces *p)
+{
+  for (int64_t b = 0; b < e->bags.bags; b++)
+    for (int64_t i = shf_bag_begin(&e->bags, b); i < shf_bag_begin(&e->bags, b + 1); i++) {
+      int64_t g = owner_of_entry(d, i);
+      if (g < 0) continue;
+      p->entry_at[g + 1]++;
+      p->piece_at[g + 1] += last[g] != b + 1;
+      last[g] = b + 1;
+    }
+  for (int64_t g = 0; g < d->members; g++) {
+    p->entry_at[g + 1] += p->entry_at[g];
+    p->piece_at[g + 1] += p->piece_at[g];
+  }
+}
+
+/* Cuts the bags: `piece` and `entry` are where the next of each member goes. */
+static void cut_bags(const shf_embedding_call *e, const shf_dispatch *d, const char *weights, int64_t *piece,
+                     int64_t *entry, shf_pieces *p)
+{
+  sheaf_dtype id_type = d->id_bytes == 4 ? SHEAF_I32 : SHEAF_I64;
+  int64_t size = weights ? shf_core_dtype_size(p->weight_type) : 0;
+  memcpy(piece, p->piece_at, (size_t)d->members * sizeof *piece);
+  memcpy(entry, p->entry_at, (size_t)d->members * sizeof *entry);
+  for (int64_t b = 0; b < e->bags.bags; b++)
+    for (int64_t i = shf_bag_begin(&e->bags, b); i < shf_bag_begin(&e->bags, b + 1); i++) {
+      int64_t g = owner_of_entry(d, i);
+      if (g < 0) continue;
+      if (piece[g] == p->piece_at[g] || p->bag[piece[g] - 1] != b) {
+        p->bag[piece[g]] = b;
+        p->length[piece[g]++] = 0;
+      }
+      p->length[piece[g] - 1]++;
+      shf_store_index(id_type, p->ids, entry[g], d->ids[d->place[i]]);
+      if (size) memcpy((char *)p->weights + entry[g] * size, weights + i * size, (size_t)size);
+      entry[g]++;
+    }
+}
+
+static sheaf_status make_pieces(shf_embedding_call *e, const shf_dispatch *d, const void *weights, shf_pieces *p)
+{
+  shf_call *c = &e->c;
+  int64_t *one, *other;
+  SHF_TRY(get_numbers(c, d->members, &p->piece_at));
+  SHF_TRY(get_numbers(c, d->members, &p->entry_at));
+  SHF_TRY(get_numbers(c, d->members, &p->got.piece_at));
+  SHF_TRY(get_numbers(c, d->members, &p->got.entry_at));
+  SHF_TRY(get_numbers(c, d->members, &one));
+  SHF_TRY(get_numbers(c, d->members, &other));
+  count_pieces(e, d, one, p);
+  int64_t pieces = p->piece_at[d->members], entries = p->entry_at[d->members];
+  SHF_TRY(get_numbers(c, pieces, &p->bag));
+  SHF_TRY(get_numbers(c, pieces, &p->length));
+  SHF_TRY(shf_pool_get(&c->pool, entries * d->id_bytes, &p->ids));
+  if (weights) SHF_TRY(shf_pool_get(&c->pool, entries * shf_core_dtype_size(p->weight_type), &p->weights));
+  cut_bags(e, d, weights, one, other, p);
+  return SHEAF_OK;
+}
+
+/* Everybody learns how many pieces and entries it will get. */
+static sheaf_status swap_counts(const shf_dispatch *d, int64_t *room, shf_pieces *p)
+{
+  int64_t *mine = room, *theirs = room + 2 * d->members, *each = room + 4 * d->members;
+  for (int64_t g = 0; g <= d->members; g++) each[g] = g;
+  for (int64_t g = 0; g < d->members; g++) {
+    mine[2 * g] = p->piece_at[g + 1] - p->piece_at[g];
+    mine[2 * g + 1] = p->entry_at[g + 1] - p->entry_at[g];
+  }
+  SHF_TRY(shf_dispatch_swap(d, shf_host(), mine, each, theirs, each, 2 * (int64_t)sizeof *mine));
+  for (int64_t g = 0; g < d->members; g++) {
+    p->got.piece_at[g + 1] = p->got.piece_at[g] + theirs[2 * g];
+    p->got.entry_at[g + 1] = p->got.entry_at[g] + theirs[2 * g + 1];
+  }
+  return SHEAF_OK;
+}
+
+static sheaf_status make_room(shf_call *c, const shf_dispatch *d, int has_weights, shf_pieces *p)
+{
+  int64_t entries = p->got.entry_at[d->members];
+  SHF_TRY(get_numbers(c, p->got.piece_at[d->members], &p->got.offsets));
+  SHF_TRY(shf_pool_get(&c->pool, entries * d->id_bytes, &p->got.ids));
+  return has_weights ? shf_pool_get(&c->pool, entries * shf_core_dtype_size(p->weight_type), &p->got.weights)
+                     : SHEAF_OK;
+}
+
+static sheaf_status swap_pieces(const shf_dispatch *d, int has_weights, shf_pieces *p)
+{
+  DLDevice host = shf_host();
+  int64_t *offsets = p->got.offsets, size = has_weights ? shf_core_dtype_size(p->weight_type) : 0;
+  SHF_TRY(shf_dispatch_swap(d, host, p->length, p->piece_at, offsets + 1, p->got.piece_at, sizeof *offsets));
+  SHF_TRY(shf_dispatch_swap(d, host, p->ids, p->entry_at, p->got.ids, p->got.entry_at, d->id_bytes));
+  if (has_weights) SHF_TRY(shf_dispatch_swap(d, host, p->weights, p->entry_at, p->got.weights, p->got.entry_at, size));
+  for (int64_t k = 0; k < p->got.piece_at[d->members]; k++) offsets[k + 1] += offsets[k];
+  return SHEAF_OK;
+}
+
+void shf_pieces_send(shf_embedding_call *e, const shf_dispatch *d, const void *weights, sheaf_dtype weight_type,
+                     shf_pieces *p)
+{
+  shf_call *c = &e->c;
+  int64_t *room = NULL;
+  int has_weights = weight_type != SHEAF_DTYPE_NONE; /* the same on every rank, whether it has entries or not */
+  *p = (shf_pieces){.weight_type = weight_type};
+  FLOW(&c->flow, get_numbers(c, 5 * d->members, &room));
+  FLOW(&c->flow, make_pieces(e, d, weights, p));
+  if (!shf_flow_agree(&c->flow)) return;
+  SURELY(&c->flow, swap_counts(d, room, p));
+  FLOW(&c->flow, make_room(c, d, has_weights, p));
+  if (!shf_flow_agree(&c->flow)) return;
+  SURELY(&c->flow, swap_pieces(d, has_weights, p));
+}
+
+sheaf_status shf_pieces_bags(shf_embedding_call *e, const shf_dispatch *d, const shf_pieces *p, shf_bags *bags)
+{
+  shf_call *c = &e->c;
+  const void *offsets;
+  *bags = (shf_bags){.entries = p->got.entry_at[d->members], .bags = p->got.piece_at[d->members], .length = -1};
+  bags->host.indices = p->got.ids;
+  bags->host.weights = p->got.weights;
+  bags->host.offsets = p->got.offsets;
+  int64_t weight_bytes = p->got.weights ? bags->entries * shf_core_dtype_size(p->weight_type) : 0;
+  SHF_TRY(shf_call_write(c, p->got.ids, bags->entries * d->id_bytes, &bags->indices));
+  SHF_TRY(shf_call_write(c, p->got.weights, weight_bytes, &bags->weights));
+  SHF_TRY(shf_call_write(c, p->got.offsets, (bags->bags + 1) * (int64_t)sizeof *p->got.offsets, &offsets));
+  bags->offsets = offsets;
+  return SHEAF_OK;
+}
+
+/* ---- Forward ------------------------------------------------------------------------------------------------------ */
+
+void shf_pieces_sum(shf_embedding_call *e, const shf_dispatch *d, const sheaf_dtensor *table, void *total)
+{
+  shf_call *c = &e->c;
+  shf_pieces p;
+  int64_t cell = e->columns * shf_core_dtype_size(e->acc);
+  void *sums = NULL, *answers = NULL;
+  shf_pieces_send(e, d, e->bags.host.weights, e->desc->weighted ? c->weights : SHEAF_DTYPE_NONE, &p);
+  if (c->flow.status != SHEAF_OK) return;
+  /* For the owner's own work this is a table cut by rows and bags of its own. */
+  shf_bags bags = e->bags;
+  sheaf_dtype index = c->problem.index_dtype;
+  FLOW(&c->flow, shf_pieces_bags(e, d, &p, &e->bags));
+  c->problem.index_dtype = d->id_bytes == 4 ? SHEAF_I32 : SHEAF_I64;
+  FLOW(&c->flow, shf_call_get(c, p.got.piece_at[d->members] * cell, &sums));
+  FLOW(&c->flow, shf_call_get(c, p.piece_at[d->members] * cell, &answers));
+  FLOW(&c->flow, shf_embedding_sum(e, table, sums));
+  e->bags = bags;
+  c->problem.index_dtype = index;
+  if (!shf_flow_agree(&c->flow)) return;
+  SURELY(&c->flow, shf_dispatch_swap(d, c->site.device, sums, p.got.piece_at, answers, p.piece_at, cell));
+  SURELY(&c->flow, shf_space_zero(c->site.device, total, e->bags.bags * cell));
+  const shf_row_terms terms = {.acc = e->acc, .columns = e->columns, .rows = e->bags.bags};
+  for (int64_t g = 0; g < d->members; g++) /* in the order of ranks */
+    SURELY(&c->flow, shf_call_add_rows(c, &terms, p.bag + p.piece_at[g], p.piece_at[g + 1] - p.piece_at[g],
+                                       (char *)answers + p.piece_at[g] * cell, total));
+}
+
+/* ---- Backward ----------------------------------------------------------------------------------------------------- */
+
+void shf_pieces_bring(shf_embedding_call *e, const shf_dispatch *d, const shf_pieces *p, const void *rows,
+                      int64_t row_bytes, void **got)
+{
+  shf_call *c = &e->c;
+  void *mine = NULL;
+  int64_t pieces = c->flow.status == SHEAF_OK ? p->piece_at[d->members] : 0,
+          receives = c->flow.status == SHEAF_OK ? p->got.piece_at[d->members] : 0;
+  FLOW(&c->flow, shf_call_get(c, pieces * row_bytes, &mine));
+  FLOW(&c->flow, shf_call_get(c, receives * row_bytes, got));
+  FLOW(&c->flow, shf_call_fetch(c, &(shf_row_source){rows, e->bags.bags, 0, row_bytes}, p->bag, pieces, mine));
+  if (!shf_flow_agree(&c->flow)) return;
+  SURELY(&c->flow, shf_dispatch_swap(d, c->site.device, mine, p->piece_at, *got, p->got.piece_at, row_bytes));
+}
+/* NOLINTEND(clang-analyzer-core.*) */
