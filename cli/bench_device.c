@@ -9,7 +9,7 @@
 #include "bench_tools.h"
 #include "cli_impl.h"
 
-enum { RUNS = 20, HOST_CALLS = 100 };
+enum { RUNS = 20, HOST_CALLS = 8 };
 static const size_t flush_bytes = (size_t)256 << 20, block_bytes = (size_t)64 << 20, copy_bytes = (size_t)2 << 30;
 
 /* The device and what lives on it for as long as cases run. */

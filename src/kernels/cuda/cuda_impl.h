@@ -6,6 +6,7 @@
 
 #include "core/device_api.h"
 #include "rows.cuh"
+#include "runs.cuh"
 #include "walk.cuh"
 
 namespace shf {
@@ -100,7 +101,7 @@ struct CopyTask {
   shf_matrix index, source, target;
   int index_wide;
   int64_t rows, row_begin, total_rows, padding;
-  int lanes;
+  int lane_bits;
   int64_t tiles;
 };
 void copy_rows(Launcher &l, CopyTask t);
@@ -131,11 +132,12 @@ struct StartsTask {
   Sorted sorted;
   int64_t entries, groups, batch;
   int64_t *starts;
+  LongCount *long_count; // cleared on the way; NULL: none
 };
 void find_starts(Launcher &l, const StartsTask &t);
 
-// Lists the long runs of a task for the kernels that come next.
-void list_long_runs(Launcher &l, const Task &t);
+// Empties the list of long groups; with `slots`, also what is counted in the heads of all slots.
+void clear_counts(Launcher &l, const Task &t, bool slots);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.
 struct CountTask {

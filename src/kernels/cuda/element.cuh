@@ -112,12 +112,14 @@ struct F32 {
   enum { WIDE = 4, NARROW = 1, QUANTISED = 0, BITS = 32, DTYPE = SHEAF_F32 };
   static __device__ __forceinline__ acc value(cell x) { return x; }
   static __device__ __forceinline__ cell round(acc x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __uint_as_float(0xff800000u); }
 };
 struct F64 {
   typedef double cell, acc, best, weight;
   enum { WIDE = 2, NARROW = 1, QUANTISED = 0, BITS = 64, DTYPE = SHEAF_F64 };
   static __device__ __forceinline__ acc value(cell x) { return x; }
   static __device__ __forceinline__ cell round(acc x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __longlong_as_double((long long)0xfff0000000000000ull); }
 };
 struct F16 {
   typedef uint16_t cell, best, weight;
@@ -125,6 +127,7 @@ struct F16 {
   enum { WIDE = 8, NARROW = 1, QUANTISED = 0, BITS = 16, DTYPE = SHEAF_F16 };
   static __device__ __forceinline__ acc value(cell x) { return f16_value(x); }
   static __device__ __forceinline__ cell round(acc x) { return f16_round(x); }
+  static __device__ __forceinline__ best lowest() { return 0xfc00; }
 };
 struct BF16 {
   typedef uint16_t cell, best, weight;
@@ -132,6 +135,7 @@ struct BF16 {
   enum { WIDE = 8, NARROW = 1, QUANTISED = 0, BITS = 16, DTYPE = SHEAF_BF16 };
   static __device__ __forceinline__ acc value(cell x) { return bf16_value(x); }
   static __device__ __forceinline__ cell round(acc x) { return bf16_round(x); }
+  static __device__ __forceinline__ best lowest() { return 0xff80; }
 };
 // Quantised rows: q, then scale and bias at the end of the row. Weights are f32, extremes are values.
 struct INT8 {
@@ -139,12 +143,14 @@ struct INT8 {
   typedef float acc, best, weight;
   enum { WIDE = 4, NARROW = 1, QUANTISED = 1, BITS = 8, DTYPE = SHEAF_INT8 };
   static __device__ __forceinline__ acc value(best x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __uint_as_float(0xff800000u); }
 };
 struct INT4 {
   typedef uint8_t cell;
   typedef float acc, best, weight;
   enum { WIDE = 8, NARROW = 2, QUANTISED = 1, BITS = 4, DTYPE = SHEAF_INT4 };
   static __device__ __forceinline__ acc value(best x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __uint_as_float(0xff800000u); }
 };
 
 template <class E> __device__ __forceinline__ typename E::acc weight_value(typename E::weight w) { return E::value(w); }

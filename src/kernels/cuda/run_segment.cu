@@ -195,6 +195,7 @@ static void find_group_starts(const Run &r, const Sorted *sorted)
   t.groups = r.d.segments;
   t.batch = r.call.problem.batch;
   t.starts = starts_of(r);
+  if (r.at.slot_count) t.long_count = (LongCount *)(r.call.workspace + r.at.longs);
   find_starts(r.l, t);
 }
 
@@ -239,6 +240,7 @@ static Task segment_task(const Run &r, const Sorted *sorted)
   t.long_count = (LongCount *)(r.call.workspace + r.at.longs);
   t.longs = (LongGroup *)(r.call.workspace + r.at.longs + 64);
   t.slot_bytes = r.k->slot_bytes(reduction_of(r.traits), d.dim);
+  t.count_is_zero = 1;
   return t;
 }
 

@@ -13,7 +13,7 @@
 
 namespace shf {
 
-enum { BLOCK = 256, WARP = 32 };
+enum { BLOCK_BITS = 8, BLOCK = 1 << BLOCK_BITS, WARP = 32 };
 
 // How an entry names the row that is its term.
 enum Decode {
@@ -41,7 +41,7 @@ struct Sorted {
   uint64_t expected;
 };
 
-// Long groups that find_long has listed, in any order. Slots of one follow those of the one before it in the list.
+// Long groups that kernels have listed, in any order. Slots of one follow those of the one before it in the list.
 struct LongGroup {
   int64_t problem, group, start, length, slot;
 };
@@ -83,31 +83,39 @@ struct Task {
   // slots of long groups
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
-  LongGroup *longs;               // NULL: not listed; kernels look for long groups themselves
+  LongGroup *longs;
   LongCount *long_count;
+  int count_is_zero; // an earlier kernel of the run has cleared it
   // launch
-  int lanes;        // threads that share a row: a power of two up to 32
-  int64_t tiles;    // times lanes * VE columns make dim
-  int split;        // teams: so many rows at a time of one group
-  int chunk_split;  // the same for chunks
+  int lane_bits;    // 2^lane_bits threads share a row, up to 32
+  int64_t tiles;    // times so many lanes * VE columns make dim
+  int split_bits;   // teams: 2^split_bits rowers share a group
+  int chunk_bits;   // the same for chunks
   int stage_places; // places of a group that are decoded at once
   int64_t chunk_blocks;
   int candidates; // slots that a block looks after
 };
 
-// The usual task: one problem, plain indices or sorted entries that carry their bag. A kernel that is compiled for it
-// takes its task through `usual`, which makes constants of what is known, so that the code for the rest disappears.
-__host__ __device__ __forceinline__ bool is_usual(const Task &t)
+// The usual task: one problem, numbers that fit 32 bits, nothing to multiply with. Kernels that are compiled for it, and
+// for one way of decoding, take their task through `usual`, which makes constants of what is known, so that the code for
+// the rest disappears; rows are then named by number.
+enum { NOT_USUAL = -1 };
+
+inline bool is_usual(const Task &t)
 {
-  bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of;
-  return t.batch == 1 && plain &&
-         (t.decode == BY_INDEX || (t.decode == BY_GRADIENT && !t.sorted.wide && t.payload_is_bag));
+  const int64_t most = INT32_MAX, most_unsigned = UINT32_MAX;
+  bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of && t.dim > 0;
+  bool fits = t.rows < most_unsigned && t.bags < most_unsigned && t.entries < most && t.groups < most_unsigned &&
+              t.source.row_stride <= most_unsigned && t.target.row_stride <= most_unsigned;
+  bool sorted = t.decode == BY_PAYLOAD || t.decode == BY_GRADIENT;
+  if (t.decode == BY_GRADIENT && !t.payload_is_bag && t.bag_length > 0) return false;
+  return t.batch == 1 && plain && fits && t.sink != SINK_TERM && !(sorted && t.sorted.wide);
 }
 
-template <bool USUAL, bool RUNS>
-__device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<USUAL, Task, const Task &>
+template <int USUAL>
+__device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<USUAL >= 0, Task, const Task &>
 {
-  if constexpr (!USUAL) {
+  if constexpr (USUAL < 0) {
     return given;
   } else {
     Task t = given;
@@ -116,10 +124,33 @@ __device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<U
     t.weighted = t.by_frequency = 0;
     t.divisors = t.bag_of = nullptr;
     t.columns = 0;
-    t.decode = RUNS ? BY_GRADIENT : BY_INDEX;
-    if (RUNS) t.sorted.wide = 0, t.payload_is_bag = 1;
+    t.decode = (Decode)USUAL;
+    t.sorted.wide = 0;
+    t.payload_is_bag = 1;
     return t;
   }
+}
+
+// How a row is named in shared memory: by its number, or by where it lies, in bytes from source.data.
+template <bool NARROW> struct Ref {
+  typedef int64_t type;
+  static __device__ __forceinline__ int64_t offset(type ref, int64_t) { return ref; }
+};
+template <> struct Ref<true> {
+  typedef uint32_t type;
+  static __device__ __forceinline__ int64_t offset(type ref, int64_t stride)
+  {
+    return (int64_t)((uint64_t)ref * (uint32_t)stride);
+  }
+};
+template <bool NARROW> __device__ __forceinline__ typename Ref<NARROW>::type no_row()
+{
+  return (typename Ref<NARROW>::type) - 1;
+}
+
+template <bool NARROW> __device__ __forceinline__ int64_t ref_of(const shf_matrix &m, int64_t problem, int64_t row)
+{
+  return NARROW ? row : problem * m.batch_stride + row * m.row_stride;
 }
 
 __device__ __forceinline__ int64_t load_index(const char *data, int64_t position, int wide)
@@ -166,8 +197,21 @@ __device__ __forceinline__ Span span_of(const Task &t, int64_t g)
   Span s;
   s.problem = t.batch > 1 ? g / t.groups : 0;
   s.group = g - s.problem * t.groups;
-  s.start = group_start(t, s.problem, s.group);
-  s.end = group_start(t, s.problem, s.group + 1);
+  int64_t base = s.problem * t.entry_stride, last = t.entry_stride ? t.entries : t.entries * t.batch;
+  if (t.bag_length >= 0) {
+    s.start = s.group * t.bag_length;
+    s.end = s.start + t.bag_length;
+  } else { // both are asked for before either is looked at
+    const char *offsets = t.offsets + s.problem * t.offsets_batch;
+    bool open = s.group + 1 == t.groups && !t.offsets_end;
+    s.start = load_index(offsets, s.group, t.offsets_wide);
+    s.end = load_index(offsets, s.group + !open, t.offsets_wide);
+    if (open) s.end = last;
+    s.start = s.start < 0 ? 0 : s.start > last ? last : s.start;
+    s.end = s.end > last ? last : s.end;
+  }
+  s.start += base;
+  s.end += base;
   if (s.end < s.start) s.end = s.start;
   return s;
 }
@@ -267,44 +311,23 @@ __device__ inline bool long_group_of_slot(const Task &t, int64_t slot, Span *spa
 
 __host__ __device__ __forceinline__ int64_t most_longs(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
 
-__device__ __forceinline__ void list_long(const Task &t, const Span &span)
+// Enters a long group; returns its number in the list, or -1 where offsets that are out of order claim more than there
+// is room for. The slots of the group must then be claimed (claim_slots) by as many threads as are at hand.
+__device__ __forceinline__ int64_t list_long(const Task &t, const Span &span, int64_t *slot)
 {
   int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
   LongCount before = {atomicAdd(&t.long_count->packed, 1ull << LongCount::CHUNK_BITS | (unsigned long long)chunks)};
-  // Offsets that are out of order can claim more than there is room for.
-  if (before.groups() >= most_longs(t.entries * t.batch) || before.chunks() + chunks > t.slot_count) return;
+  *slot = before.chunks();
+  if (before.groups() >= most_longs(t.entries * t.batch) || before.chunks() + chunks > t.slot_count) return -1;
   t.longs[before.groups()] = LongGroup{span.problem, span.group, span.start, length, before.chunks()};
+  return before.groups();
 }
 
 // What of the list may be read.
-__device__ __forceinline__ LongCount listed(const Task &t)
+__device__ __forceinline__ int64_t listed_chunks(const Task &t)
 {
   LongCount count = *t.long_count;
-  int64_t groups = min(count.groups(), most_longs(t.entries * t.batch)), chunks = min(count.chunks(), t.slot_count);
-  return LongCount{(unsigned long long)groups << LongCount::CHUNK_BITS | (unsigned long long)chunks};
-}
-
-// The long group that owns a slot.
-__device__ inline LongGroup long_of_slot(const Task &t, int64_t groups, int64_t slot)
-{
-  int64_t low = 0, high = groups;
-  while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2;
-    if (t.longs[middle].slot <= slot)
-      low = middle;
-    else
-      high = middle;
-  }
-  return t.longs[low];
-}
-
-// Long groups are also numbered by windows of 257 entries, in each of which at most one begins.
-__host__ __device__ __forceinline__ int64_t windows_for(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
-
-__device__ inline bool long_group_of_window(const Task &t, int64_t window, Span *span)
-{
-  enum { WINDOW = SHF_CHUNK + 1 };
-  return long_group_at(t, window * WINDOW + SHF_CHUNK, span) && span->start / WINDOW == window;
+  return min(count.chunks(), t.slot_count);
 }
 
 // ---- Entries ----
@@ -321,15 +344,15 @@ __device__ __forceinline__ char *target_row(const Task &t, const shf_matrix &m, 
   return m.data + problem * m.batch_stride + at;
 }
 
-// One decoded place: where its row lies (bytes from source.data; -1: a hole), what it is multiplied by, and what it
-// adds to the divisor of a weighted mean.
+// One decoded place: its row (a Ref, -1: a hole), what it is multiplied by, and what it adds to the divisor of a mean.
 template <class E> struct Place {
-  int64_t offset;
+  int64_t ref;
   typename E::acc coefficient, counted_weight;
   int counted;
 };
 
-template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem, int64_t entry)
+template <class E, bool NARROW = false>
+__device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem, int64_t entry)
 {
   Place<E> p;
   int64_t local = entry - problem * t.entries;
@@ -337,7 +360,7 @@ template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &
   uint64_t row = (uint64_t)index - (uint64_t)t.row_begin;
   bool good = (uint64_t)index < (uint64_t)t.total_rows && index != t.padding;
   bool here = good && row < (uint64_t)t.rows;
-  p.offset = here ? problem * t.source.batch_stride + (int64_t)row * t.source.row_stride : -1;
+  p.ref = here ? ref_of<NARROW>(t.source, problem, (int64_t)row) : -1;
   p.coefficient = here ? 1 : 0;
   p.counted = good;
   p.counted_weight = 0;
@@ -350,7 +373,8 @@ template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &
   return p;
 }
 
-template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
+template <class E, bool NARROW = false>
+__device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
 {
   typedef typename E::acc acc;
   Place<E> p;
@@ -360,7 +384,7 @@ template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Tas
   int64_t payload = payload_at(t.sorted, entry);
   if (t.columns) {
     int64_t cell = payload - problem * t.entries;
-    p.offset = problem * t.source.batch_stride + cell_offset(t, t.source, cell, sizeof(typename E::cell));
+    p.ref = problem * t.source.batch_stride + cell_offset(t, t.source, cell, sizeof(typename E::cell));
     return p;
   }
   int64_t local = payload - problem * (t.payload_is_bag ? t.bags : t.entries), bag = local;
@@ -372,37 +396,22 @@ template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Tas
     p.coefficient =
         weight_value<E>(((const typename E::weight *)(t.weights.data + problem * t.weights.batch_stride))[local]);
   if (t.divisors) p.coefficient = p.coefficient / ((const acc *)t.divisors)[problem * t.bags + bag];
-  p.offset = problem * t.source.batch_stride + bag * t.source.row_stride;
+  p.ref = ref_of<NARROW>(t.source, problem, bag);
   return p;
 }
 
-// Entries of runs are decoded by decode_gradient, those of groups by one of the others.
-template <class E, bool RUNS>
+template <class E, bool NARROW>
 __device__ __forceinline__ Place<E> decode_place(const Task &t, int64_t problem, int64_t entry)
 {
-  if (RUNS) return decode_gradient<E>(t, problem, entry);
-  if (t.decode == BY_INDEX) return decode_index<E>(t, problem, entry);
+  if (t.decode == BY_GRADIENT) return decode_gradient<E, NARROW>(t, problem, entry);
+  if (t.decode == BY_INDEX) return decode_index<E, NARROW>(t, problem, entry);
   Place<E> p;
   int64_t row = (t.decode == IN_ORDER ? entry : payload_at(t.sorted, entry)) - problem * t.entries;
-  p.offset = problem * t.source.batch_stride + row * t.source.row_stride;
+  p.ref = ref_of<NARROW>(t.source, problem, row);
   p.coefficient = 1;
   p.counted = 1;
   p.counted_weight = 0;
   return p;
-}
-
-// Where the row of a group's entry lies, where nothing else about it matters: bytes from source.data, or -1.
-__device__ __forceinline__ int64_t offset_of(const Task &t, int64_t problem, int64_t entry)
-{
-  int64_t row = entry - problem * t.entries;
-  if (t.decode == BY_INDEX) {
-    int64_t index = load_index(t.index.data + problem * t.index.batch_stride, row, t.index_wide);
-    row = index - t.row_begin;
-    if ((uint64_t)row >= (uint64_t)t.rows || index < 0 || index == t.padding) return -1;
-  } else if (t.decode == BY_PAYLOAD) {
-    row = payload_at(t.sorted, entry) - problem * t.entries;
-  }
-  return problem * t.source.batch_stride + row * t.source.row_stride;
 }
 
 // What arg becomes when place number `entry` wins.
