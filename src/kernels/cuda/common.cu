@@ -6,12 +6,16 @@ namespace shf {
 
 // ---- Copies of rows ----
 
-enum { ROWS_IN_FLIGHT = 4 };
+#ifndef SHF_COPY_ROWS
+#define SHF_COPY_ROWS 4
+#define SHF_COPY_BLOCKS 6
+#endif
+enum { ROWS_IN_FLIGHT = SHF_COPY_ROWS };
 
 // One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an
 // address is one instruction.
 template <class W, class Index, bool NARROW>
-__global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
+__global__ void __launch_bounds__(BLOCK, SHF_COPY_BLOCKS) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & ((1 << t.lane_bits) - 1), rowers = BLOCK >> t.lane_bits,
       rower = (int)threadIdx.x >> t.lane_bits;
@@ -39,7 +43,11 @@ __global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ C
 #pragma unroll
         for (int i = 0; i < ROWS_IN_FLIGHT; i++)
           if (base + i * rowers < t.entries)
+#ifdef SHF_COPY_PLAIN
+            *(W *)(target + times(base + i * rowers, t.target.row_stride)) = bits[i];
+#else
             __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
+#endif
       }
     }
 }
@@ -232,7 +240,6 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
   __shared__ int64_t gap[STARTS_TILE / FEW_STARTS][3];
   __shared__ int gaps;
   let_next_begin();
-  if (t.long_count && blockIdx.x + blockIdx.y == 0 && threadIdx.x == 0) t.long_count->packed = 0;
   bool keyed = t.sorted.keys != nullptr;
   int64_t problems = keyed ? 1 : t.batch, groups = keyed ? t.groups * t.batch : t.groups;
   int64_t entries = !keyed ? t.entries : is_for(t.sorted) ? t.entries * t.batch : 0; // another's grouping: none
@@ -271,31 +278,6 @@ void find_starts(Launcher &l, const StartsTask &t)
 {
   int64_t entries = t.sorted.keys ? t.entries * t.batch : t.entries;
   launch(l, find_starts_kernel, grid_of(entries / STARTS_TILE + 1, t.sorted.keys ? 1 : t.batch), BLOCK, 0, t);
-}
-
-// ---- Long groups ----
-
-struct ClearCountsTask {
-  LongCount *count;
-  char *slots;
-  int64_t slot_bytes, slot_count, tiles; // 0 slots: leave them alone
-};
-
-__global__ void __launch_bounds__(BLOCK) clear_counts_kernel(const __grid_constant__ ClearCountsTask t)
-{
-  let_next_begin();
-  int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, all = t.slot_count * t.tiles;
-  if (i == 0) t.count->packed = 0;
-  for (; i < all; i += (int64_t)gridDim.x * BLOCK)
-    slot_head(t.slots + i / t.tiles * t.slot_bytes, i % t.tiles)->arrived = 0;
-}
-
-void clear_counts(Launcher &l, const Task &t, bool slots)
-{
-  ClearCountsTask c = {t.long_count, t.slots, t.slot_bytes, slots ? t.slot_count : 0, t.tiles};
-  if (t.slot_count == 0 && !l.loading) return;
-  int64_t blocks = (c.slot_count * c.tiles + BLOCK - 1) / BLOCK, most = l.device.processors;
-  launch(l, clear_counts_kernel, grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1), BLOCK, 0, c);
 }
 
 // ---- Rows per segment ----

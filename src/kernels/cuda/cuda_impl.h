@@ -53,7 +53,7 @@ template <class Params>
 inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
                         const Params &params)
 {
-  if (l.loading || l.device.major < 9 || l.error != cudaSuccess) {
+  if (l.loading || l.device.major < 9 || l.error != cudaSuccess || grid.x == 0 || grid.y == 0) {
     launch(l, kernel, grid, threads, shared, params);
     return;
   }
@@ -132,12 +132,8 @@ struct StartsTask {
   Sorted sorted;
   int64_t entries, groups, batch;
   int64_t *starts;
-  LongCount *long_count; // cleared on the way; NULL: none
 };
 void find_starts(Launcher &l, const StartsTask &t);
-
-// Empties the list of long groups; with `slots`, also what is counted in the heads of all slots.
-void clear_counts(Launcher &l, const Task &t, bool slots);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.
 struct CountTask {

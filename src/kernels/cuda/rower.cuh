@@ -74,6 +74,13 @@ __device__ __forceinline__ void wait_for_launch_before()
 #endif
 }
 
+// What a kernel of a task does first. Where groups begin may be the result of the kernel before it.
+__device__ __forceinline__ void begin_after(const Task &t)
+{
+  if (t.awaits) wait_for_launch_before();
+  let_next_begin();
+}
+
 // ---- Decoded places ----
 
 // In shared memory; coefficients are there only when the task has some.
@@ -108,20 +115,36 @@ __device__ __forceinline__ void put_place(const Task &t, const Stage<E, NARROW> 
   s.counted_weight[at] = p.counted_weight;
 }
 
-// Decodes `count` places of a group of `places`, from place `first` on, into s[0 ..]; those behind the group are holes.
-// Returns how many of this lane's count.
-template <class E, bool NARROW>
-__device__ __forceinline__ int decode_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
-                                             int64_t entry, int first, int count, int places)
+enum { DECODED_AT_ONCE = 4 };
+
+// Decodes `count` places of a group of `places`, from place `first` on, into s[0 ..]. Behind the group come holes, or
+// with REPEAT its last row again. `counted` grows by how many of this lane's count; returns whether a hole was met.
+// Loads are predicated rather than branched around, so that several are in flight.
+template <class E, bool NARROW, bool REPEAT>
+__device__ __forceinline__ bool decode_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
+                                              int64_t entry, int first, int count, int places, int *counted)
 {
-  int counted = 0;
-  for (int i = m.lane; i < count; i += m.lanes) {
-    Place<E> p = {-1, 0, 0, 0};
-    if (first + i < places) p = decode_place<E, NARROW>(t, problem, entry + first + i);
-    put_place(t, s, i, p);
-    counted += p.counted;
+  bool hole = false;
+  int64_t limit = t.entry_stride ? (problem + 1) * t.entries : t.entries * t.batch;
+  int64_t last = min(entry + max(places, 1), limit) - 1; // what may be read even where there is no place
+#pragma unroll 1
+  for (int base = m.lane; base < count; base += m.lanes * DECODED_AT_ONCE) {
+    Place<E> p[DECODED_AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < DECODED_AT_ONCE; k++)
+      p[k] = decode_place<E, NARROW>(t, problem, min(entry + first + base + k * m.lanes, last));
+#pragma unroll
+    for (int k = 0; k < DECODED_AT_ONCE; k++) {
+      int i = base + k * m.lanes;
+      bool behind = first + i >= places;
+      if (behind && !REPEAT) p[k].ref = -1, p[k].coefficient = p[k].counted_weight = 0;
+      if (i >= count) continue;
+      put_place(t, s, i, p[k]);
+      hole |= p[k].ref < 0;
+      *counted += behind ? 0 : p[k].counted;
+    }
   }
-  return counted;
+  return hole;
 }
 
 // ---- Rows ----
@@ -147,8 +170,8 @@ template <class E> __device__ __forceinline__ const char *lane_base(const shf_ma
 }
 
 // Takes `count` staged rows, up to 16, in order; `place` is the first one's. A row that is not there arrives as zeros.
-// COEFFICIENTS: 0 none, 1 as the task says.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS>
+// With WHOLE there are none such, and no predicates that would keep loads from being in flight together.
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool WHOLE>
 __device__ __forceinline__ void take_rows(const Task &t, Op &term, const Stage<E, NARROW> &s, int at, int count,
                                           int place, const Spot &spot, typename E::acc scale)
 {
@@ -161,19 +184,36 @@ __device__ __forceinline__ void take_rows(const Task &t, Op &term, const Stage<E
     Columns<E, VE> row[IN_FLIGHT];
     load_refs<IN_FLIGHT>(s.ref + at + first, refs);
 #pragma unroll
-    for (int i = 0; i < IN_FLIGHT; i++)
+    for (int i = 0; i < IN_FLIGHT; i++) {
+      bool there = WHOLE || (refs[i] != no_row<NARROW>() && spot.active);
       row[i].fetch(base + Ref<NARROW>::offset(refs[i], t.source.row_stride), E::QUANTISED ? spot.column : 0, t.dim,
-                   refs[i] != no_row<NARROW>() && spot.active);
+                   there);
+    }
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; i++) {
       acc coefficient = 1;
       if (COEFFICIENTS && has_coefficients(t)) coefficient = s.coefficient[at + first + i];
       if (COEFFICIENTS && t.by_frequency) coefficient = coefficient * scale;
-      term.take(t, row[i], refs[i] != no_row<NARROW>(), coefficient, place + first + i);
+      term.take(t, row[i], WHOLE || refs[i] != no_row<NARROW>(), coefficient, place + first + i);
     }
   }
   if (COEFFICIENTS && t.weighted && (t.sink == SINK_MEAN || t.sink == SINK_COUNT))
     for (int i = 0; i < count; i++) term.weigh(s.counted_weight[at + i]);
+}
+
+// The same where rows may be missing, if there are any such: `whole` says that none is, and is the same in the warp.
+// An operation to which a row that comes again means nothing (REPEATS) has a loop without predicates for that.
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS>
+__device__ __forceinline__ void take_term(const Task &t, Op &term, const Stage<E, NARROW> &s, int at, int count,
+                                          int place, const Spot &spot, typename E::acc scale, bool whole)
+{
+  if constexpr (NARROW && Op::REPEATS) {
+    if (whole) {
+      take_rows<E, VE, Op, NARROW, COEFFICIENTS, true>(t, term, s, at, count, place, spot, scale);
+      return;
+    }
+  }
+  take_rows<E, VE, Op, NARROW, COEFFICIENTS, false>(t, term, s, at, count, place, spot, scale);
 }
 
 // 1 / the number of entries, which by_frequency multiplies coefficients with.
@@ -196,25 +236,28 @@ template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS>
 __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
                                           int64_t entry, int places, int longest, const Spot &at, typename E::acc scale)
 {
+  enum { REPEAT = NARROW && Op::REPEATS };
   Op total;
   total.start();
   int counted = 0;
 #pragma unroll 1
   for (int base = 0; base < longest; base += t.stage_places) {
-    int staged = min(t.stage_places, longest - base);
+    int staged = min(t.stage_places, longest - base), whole_terms = (staged + SHF_FAN_IN - 1) & -SHF_FAN_IN;
     __syncwarp();
-    counted += decode_places<E, NARROW>(t, m, s, problem, entry, base, (staged + SHF_FAN_IN - 1) & -SHF_FAN_IN, places);
+    bool hole = decode_places<E, NARROW, REPEAT>(t, m, s, problem, entry, base, whole_terms, places, &counted);
+    bool whole = REPEAT && !__any_sync(0xffffffffu, hole || !at.active);
     __syncwarp();
 #pragma unroll 1
     for (int first = 0; first < staged; first += SHF_FAN_IN) {
       Op term;
       term.start();
-      take_rows<E, VE, Op, NARROW, COEFFICIENTS>(t, term, s, first, min((int)SHF_FAN_IN, staged - first), base + first,
-                                                 at, scale);
+      take_term<E, VE, Op, NARROW, COEFFICIENTS>(t, term, s, first, min((int)SHF_FAN_IN, staged - first), base + first,
+                                                 at, scale, whole);
       total.fold(t, term);
       if (COEFFICIENTS) total.fold_counts(term);
     }
   }
+  if (REPEAT && places == 0) total.start(); // what came again was not there before
   if (counts_entries(t)) total.count(count_of_rower(m, counted));
   return total;
 }

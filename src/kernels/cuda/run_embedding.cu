@@ -53,7 +53,6 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
 struct Layout {
   GroupingLayout grouping;
   int64_t divisors, slots, total;
-  int64_t longs;                // the list of long groups, behind its count
   int64_t bag_slots, row_slots; // how many slots a reduction over bags and one over table rows may need
 };
 
@@ -82,10 +81,6 @@ static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
   } else if (bags) {
     slot_bytes = at->bag_slots * k->slot_bytes(d.kind == SHEAF_BAG_MAX ? REDUCE_EXTREME : REDUCE_SUM, d.dim);
   }
-  int64_t entries = p.batch * (is_backward(d.kind) ? grouping_spec(p).entries : d.indices);
-  entries = entries > p.batch * d.indices ? entries : p.batch * d.indices;
-  at->longs = bytes;
-  if (at->bag_slots || at->row_slots) bytes += 64 + shf_align64(most_longs(entries) * (int64_t)sizeof(LongGroup));
   at->slots = bytes;
   at->total = bytes + slot_bytes;
   return error;
@@ -190,8 +185,6 @@ static void set_slots(const Run &r, Task *t, int64_t count, Reduction reduction)
 {
   t->slots = r.call.workspace + r.at.slots;
   t->slot_count = count;
-  t->long_count = (LongCount *)(r.call.workspace + r.at.longs);
-  t->longs = (LongGroup *)(r.call.workspace + r.at.longs + 64);
   t->slot_bytes = r.k->slot_bytes(reduction, t->dim);
 }
 

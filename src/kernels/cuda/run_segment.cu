@@ -96,7 +96,7 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
 
 struct Layout {
   GroupingLayout grouping;
-  int64_t starts, forward, counts, arg, longs, slots, total;
+  int64_t starts, forward, counts, arg, slots, total;
   int64_t slot_count;
 };
 
@@ -121,9 +121,6 @@ static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
   if (again && !by_first) bytes += shf_align64(cells * k->acc_bytes);
   at->arg = bytes;
   if (again && by_first) bytes += shf_align64(cells * 8);
-  at->longs = bytes;
-  if (reduces(d, t) && slots_for(p.batch * d.rows))
-    bytes += 64 + shf_align64(most_longs(p.batch * d.rows) * (int64_t)sizeof(LongGroup));
   at->slots = bytes;
   if (reduces(d, t)) {
     at->slot_count = slots_for(p.batch * d.rows);
@@ -195,7 +192,6 @@ static void find_group_starts(const Run &r, const Sorted *sorted)
   t.groups = r.d.segments;
   t.batch = r.call.problem.batch;
   t.starts = starts_of(r);
-  if (r.at.slot_count) t.long_count = (LongCount *)(r.call.workspace + r.at.longs);
   find_starts(r.l, t);
 }
 
@@ -237,10 +233,8 @@ static Task segment_task(const Run &r, const Sorted *sorted)
   t.out_dtype = d.dtype;
   t.slots = r.call.workspace + r.at.slots;
   t.slot_count = r.at.slot_count;
-  t.long_count = (LongCount *)(r.call.workspace + r.at.longs);
-  t.longs = (LongGroup *)(r.call.workspace + r.at.longs + 64);
   t.slot_bytes = r.k->slot_bytes(reduction_of(r.traits), d.dim);
-  t.count_is_zero = 1;
+  t.awaits = 1;
   return t;
 }
 

@@ -1,5 +1,5 @@
 // runs.cuh: sums over runs of equal keys: the table's gradient. One block takes the runs that begin in its tile of
-// sorted entries. Short ones, as most are, are added in streams; the rest group by group, and long ones are listed.
+// sorted entries. Short ones, as most are, are added in streams; the rest group by group, and long ones are left to share_chunks.
 #ifndef SHF_CUDA_RUNS_CUH
 #define SHF_CUDA_RUNS_CUH
 
@@ -24,7 +24,6 @@ template <class E, bool NARROW> struct RunTile {
   int big[MOST_BIG], big_count;    // heads of runs of 17 to 256
   Span found[2];                   // long ones
   int found_count;
-  int64_t number, slot;
 };
 
 // The first entry from `at` on that begins a run.
@@ -43,16 +42,6 @@ __device__ __forceinline__ int head_of(const unsigned *heads, int at)
   unsigned bits = heads[word] & (0xffffffffu >> (WARP - 1 - at % WARP));
   while (!bits && --word >= 0) bits = heads[word];
   return bits ? word * WARP + 31 - __clz((int)bits) : -1;
-}
-
-__device__ __forceinline__ Span run_span(const Task &t, uint64_t key, int64_t start, int64_t end)
-{
-  Span span;
-  span.problem = t.batch > 1 ? (int64_t)key / t.groups : 0;
-  span.group = (int64_t)key - span.problem * t.groups;
-  span.start = start;
-  span.end = end;
-  return span;
 }
 
 // Fills in the tile. `coefficients` (NULL: none) gets what each entry is multiplied with.
@@ -100,17 +89,6 @@ __device__ __forceinline__ void look_at_tile(const Task &t, int64_t base, RunTil
   }
   if (thread < RUN_STREAM) tile->from[RUN_ROOM + thread] = tile->to[RUN_ROOM + thread] = no_row<NARROW>();
   __syncthreads();
-}
-
-template <class E, bool NARROW> __device__ __forceinline__ void list_found(const Task &t, RunTile<E, NARROW> *tile)
-{
-  for (int i = 0; i < tile->found_count; i++) {
-    wait_for_launch_before(); // the list has been cleared
-    if (threadIdx.x == 0) tile->number = list_long(t, tile->found[i], &tile->slot);
-    __syncthreads();
-    claim_slots(t, tile->number, tile->slot, tile->found[i].end - tile->found[i].start, (int)threadIdx.x, BLOCK);
-    __syncthreads();
-  }
 }
 
 // Adds a finished sum to what its row holds (nothing, where it is not added to: 0 + x is x).
@@ -176,6 +154,7 @@ __global__ void __launch_bounds__(BLOCK, 2) walk_runs(const __grid_constant__ Ta
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   __shared__ RunTile<E, NARROW> tile;
+  let_next_begin();
   if (!is_for(t.sorted)) return;
   Team m = team_of(t.lane_bits, 0);
   int rowers = BLOCK >> t.lane_bits;
@@ -186,7 +165,8 @@ __global__ void __launch_bounds__(BLOCK, 2) walk_runs(const __grid_constant__ Ta
   for (int64_t base = (int64_t)blockIdx.x * RUN_TILE; base < all; base += (int64_t)gridDim.x * RUN_TILE) {
     if (key_at(t.sorted, base) >= t.sorted.none) break; // dropped entries come last
     look_at_tile<E, NARROW>(t, base, &tile, coefficients);
-    if (blockIdx.y == 0) list_found(t, &tile);
+    for (int i = 0; i < tile.found_count && blockIdx.y == 0; i++)
+      claim_slots(t, tile.found[i], (int)threadIdx.x, BLOCK);
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y) {
       Spot at = spot_of(t, m, columns, VE);
       stream_runs<E, VE, NARROW, COEFFICIENTS>(t, m, tile, coefficients, at);
@@ -207,7 +187,6 @@ __global__ void __launch_bounds__(BLOCK, 2) walk_runs(const __grid_constant__ Ta
       }
     }
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf

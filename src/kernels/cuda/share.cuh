@@ -22,11 +22,11 @@ __device__ __forceinline__ Op share_places(const Task &t, const Team &m, const S
   for (int base = 0; base < longest; base += each) {
     int first = base + m.rower * SHF_FAN_IN;
     __syncwarp();
-    counted += decode_places<E, NARROW>(t, m, s, problem, entry, first, SHF_FAN_IN, places);
+    decode_places<E, NARROW, false>(t, m, s, problem, entry, first, SHF_FAN_IN, places, &counted);
     __syncwarp();
     Op term;
     term.start();
-    take_rows<E, VE, Op, NARROW, !NARROW>(t, term, s, 0, SHF_FAN_IN, first, at, scale);
+    take_rows<E, VE, Op, NARROW, !NARROW, false>(t, term, s, 0, SHF_FAN_IN, first, at, scale);
     if (base > 0) team_sync(m); // the first rower is done with the terms before
     own[m.rower * m.lanes] = term;
     team_sync(m);
@@ -56,16 +56,24 @@ __device__ __forceinline__ char *slot_at(const Task &t, const LongGroup &g, int6
   return t.slots + (g.slot + chunk) * t.slot_bytes;
 }
 
-// Writes the heads of a listed group's slots, by `threads` threads.
-__device__ __forceinline__ void claim_slots(const Task &t, int64_t number, int64_t slot, int64_t length, int thread,
-                                            int threads)
+// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet.
+__device__ __forceinline__ void claim_slots(const Task &t, const Span &span, int thread, int threads)
 {
-  int64_t chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
-  for (int64_t i = thread; number >= 0 && i < chunks * t.tiles; i += threads) {
-    SlotHead *head = slot_head(t.slots + (slot + i / t.tiles) * t.slot_bytes, i % t.tiles);
-    head->arrived = 0;
-    head->owner = (unsigned)number;
-  }
+  int64_t chunks = (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK, first = first_slot(span.start);
+  for (int64_t tile = 0; tile < t.tiles; tile++)
+    for (int64_t i = thread; i < chunks; i += threads)
+      slot_head(t.slots + (first + i) * t.slot_bytes, tile)->arrived = 0;
+}
+
+// Counts an arrival; what the rower's lanes have stored is seen by who comes later.
+__device__ __forceinline__ unsigned arrive(unsigned *arrived)
+{
+  unsigned before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(arrived))
+               : "memory");
+  return before;
 }
 
 // A chunk's term climbs the tree. It goes to its slot, and the rower that comes last of sixteen (all are counted in the
@@ -82,11 +90,10 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
     int64_t first = chunk / (stride * SHF_FAN_IN) * (stride * SHF_FAN_IN);
     int siblings = (int)min((int64_t)SHF_FAN_IN, (chunks - first + stride - 1) / stride);
     term.save(t, slot_at(t, g, chunk / stride * stride), at);
-    __threadfence();
     __syncwarp(m.mask);
     unsigned before = 0;
     // A node of this level spans more than `level` slots, so that levels count in different heads.
-    if (m.lane == 0) before = atomicAdd(&slot_head(slot_at(t, g, first + level), at.tile)->arrived, 1u);
+    if (m.lane == 0) before = arrive(&slot_head(slot_at(t, g, first + level), at.tile)->arrived);
     before = __shfl_sync(m.mask, before, 0, m.lanes);
     if (before + 1 != (unsigned)siblings) return;
     __threadfence();
@@ -104,86 +111,65 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
   term.finish(t, g.problem, g.group, g.length, at, held);
 }
 
-// One chunk of a long group, by one team. Teams of one warp go on together, so that some have none (length 0).
-template <class E, int VE, class Op, bool NARROW>
-__device__ __forceinline__ void share_chunk(const Task &t, const Team &m, const Stage<E, NARROW> &s, Op *parts,
-                                            const LongGroup &g, int64_t chunk, const Spot &at)
-{
-  int64_t entry = g.start + chunk * SHF_CHUNK;
-  int places = (int)max((int64_t)0, min((int64_t)SHF_CHUNK, g.start + g.length - entry));
-  Op term = share_places<E, VE, Op, NARROW>(t, m, s, parts, g.problem, entry, places, at,
-                                            t.by_frequency ? frequency_of<E>(g.length) : typename E::acc(1));
-  if (m.rower == 0 && places > 0) climb<E, VE, Op>(t, m, g, chunk, at, term.widened(t, g.problem, entry));
-}
-
-// The chunks of the groups that were listed.
-template <class E, int VE, class Op, int USUAL>
-__global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typename E::acc) == 4 ? 3 : 2)
-    share_chunks(const __grid_constant__ Task given)
-{
-  enum { NARROW = USUAL >= 0 };
-  const Task &t = usual<USUAL>(given);
-  extern __shared__ __align__(16) char memory[];
-  wait_for_launch_before();
-  int64_t chunks = listed_chunks(t);
-  Team m = team_of(t.lane_bits, t.chunk_bits);
-  int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits;
-  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
-  Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
-  for (int64_t base = (int64_t)blockIdx.x * teams; base < chunks; base += (int64_t)gridDim.x * teams) {
-    int64_t unit = min(base + m.number, chunks - 1);
-    LongGroup g = t.longs[slot_head(t.slots + unit * t.slot_bytes, 0)->owner];
-    if (base + m.number >= chunks) g.length = 0;
-    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y)
-      share_chunk<E, VE, Op, NARROW>(t, m, s, parts, g, unit - g.slot, spot_of(t, m, tile, VE));
-  }
-}
-
-// ---- Small problems ----
-
 // Long groups that a block has found, and the slot of each one's chunk.
 struct Found {
+  enum { MOST = 64 };
   int count;
-  Span span[WARP];
-  int64_t slot[WARP];
+  LongGroup group[MOST];
+  int64_t chunk[MOST];
 };
 
 __device__ __forceinline__ void find_chunks(const Task &t, Found *found)
 {
   if (threadIdx.x == 0) found->count = 0;
   __syncthreads();
-  int64_t slot = (blockIdx.x + t.chunk_blocks - gridDim.x) * t.candidates + threadIdx.x;
+  int64_t slot = (int64_t)blockIdx.x * t.candidates + threadIdx.x;
   Span span;
   if ((int)threadIdx.x < t.candidates && slot < t.slot_count && long_group_of_slot(t, slot, &span)) {
     int at = atomicAdd(&found->count, 1);
-    found->span[at] = span;
-    found->slot[at] = slot;
+    int64_t first = first_slot(span.start);
+    found->group[at] = LongGroup{span.problem, span.group, span.start, span.end - span.start, first};
+    found->chunk[at] = slot - first;
   }
   __syncthreads();
 }
 
-template <class E, int VE, class Op, bool NARROW>
-__device__ __forceinline__ void share_found(const Task &t, char *memory, Found *found)
+// The chunks of long groups. A block looks for those of its slots, while the kernel before it may still be at the short
+// ones; then teams take them. Where nothing is long, as is usual, that is all.
+template <class E, int VE, class Op, int USUAL>
+__global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__ Task given)
 {
-  find_chunks(t, found);
-  wait_for_launch_before();
+  enum { NARROW = USUAL >= 0 };
+  const Task &t = usual<USUAL>(given);
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Found found;
+  if (t.awaits) wait_for_launch_before();
+  find_chunks(t, &found);
+  wait_for_launch_before(); // slots are claimed
   Team m = team_of(t.lane_bits, t.chunk_bits);
-  int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits;
-  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
-  Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
+  int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits,
+      places = t.chunk_bits ? SHF_FAN_IN : t.stage_places;
+  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * places, (int)(threadIdx.x >> t.lane_bits) * places);
+  Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * places));
   for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
     Spot at = spot_of(t, m, tile, VE);
-    for (int base = 0; base < found->count; base += teams) {
-      int i = min(base + m.number, found->count - 1);
-      Span span = found->span[i];
-      int64_t slot = first_slot(span.start), length = base + m.number < found->count ? span.end - span.start : 0;
-      LongGroup g = {span.problem, span.group, span.start, length, slot};
-      share_chunk<E, VE, Op, NARROW>(t, m, s, parts, g, found->slot[i] - slot, at);
+    for (int base = 0; base < found.count; base += teams) { // teams of one warp go on together, with chunks or without
+      int i = min(base + m.number, found.count - 1);
+      LongGroup g = found.group[i];
+      int64_t chunk = found.chunk[i], entry = g.start + chunk * SHF_CHUNK;
+      int places = base + m.number < found.count ? (int)min((int64_t)SHF_CHUNK, g.start + g.length - entry) : 0;
+      typename E::acc scale = t.by_frequency ? frequency_of<E>(g.length) : typename E::acc(1);
+      Op term = t.chunk_bits ? share_places<E, VE, Op, NARROW>(t, m, s, parts, g.problem, entry, places, at, scale)
+                             : walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, g.problem, entry, places,
+                                                                       most_of_warp(places), at, scale);
+      if (m.rower == 0 && places > 0) climb<E, VE, Op>(t, m, g, chunk, at, term.widened(t, g.problem, entry));
     }
   }
 }
 
-// For few groups: a team takes one. The last blocks look for long groups and take their chunks.
+// ---- Small problems ----
+
+// For few groups: a team takes one.
 template <class E, int VE, class Op, int USUAL>
 __global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typename E::acc) == 4 ? 3 : 2)
     share_groups(const __grid_constant__ Task given)
@@ -191,23 +177,18 @@ __global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typena
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
-  __shared__ Found found;
-  if (t.count_is_zero) wait_for_launch_before(); // for the groups' starts
-  int64_t own_blocks = gridDim.x - t.chunk_blocks;
-  if (blockIdx.x >= own_blocks) {
-    share_found<E, VE, Op, NARROW>(t, memory, &found);
-    return;
-  }
+  begin_after(t);
   Team m = team_of(t.lane_bits, t.split_bits);
   int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.split_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
   Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
   int64_t all = t.groups * t.batch;
-  for (int64_t base = (int64_t)blockIdx.x * teams; base < all; base += own_blocks * teams) {
+  for (int64_t base = (int64_t)blockIdx.x * teams; base < all; base += (int64_t)gridDim.x * teams) {
     int64_t g = base + m.number;
     Span span = span_of(t, min(g, all - 1));
     int64_t length = span.end - span.start;
-    bool takes = g < all && length <= SHF_CHUNK;
+    bool is_too_long = length > SHF_CHUNK, takes = g < all && !is_too_long;
+    if (is_too_long && g < all && m.rower == 0 && blockIdx.y == 0) claim_slots(t, span, m.lane, m.lanes);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
       Op total =
@@ -217,7 +198,6 @@ __global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typena
         total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, length, at, held);
     }
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf

@@ -59,20 +59,21 @@ inline void plan_launch(const Launcher &l, Task &t, int ve, int least_bits)
   while (t.split_bits < most_bits && (groups << t.split_bits) * SHF_FAN_IN < entries &&
          (groups * t.tiles << (t.lane_bits + t.split_bits + 1)) <= room)
     t.split_bits++;
-  t.chunk_bits = most_bits; // 256 places are sixteen terms
-  // With few groups some are likely to be long: then many blocks look for them.
-  t.candidates = groups < l.device.processors && t.slot_count < l.device.processors * WARP ? 2 : WARP / 2;
-  t.chunk_blocks = (t.slot_count + t.candidates - 1) / t.candidates;
+  // A chunk is one rower's, as long as there can be enough of them. Where there are few groups some are likely to be long:
+  // then many blocks look for them.
+  bool little = (entries * t.tiles << t.lane_bits) <= room * SHF_FAN_IN;
+  t.chunk_bits = little ? most_bits : 0;
+  t.candidates = !little ? (int)Found::MOST : groups < l.device.processors ? 2 : 16;
 }
 
-// Little to do: teams share groups and find the long ones themselves. (A problem of 16 rows for each rower.)
-inline bool is_little(const Launcher &l, const Task &t)
+// Little to do: teams share groups. (So much that each rower there is room for has 16 rows.)
+inline bool is_little(const Task &t) { return t.split_bits > 0 && t.chunk_bits > 0; }
+
+// Shared memory of rowers that walk alone; of teams, each rower has sixteen places and each thread a term.
+template <class E> size_t walk_bytes(const Task &t, bool narrow)
 {
-  int64_t room = (int64_t)l.device.processors * 2048;
-  return t.split_bits > 0 && (t.entries * t.batch * t.tiles << t.lane_bits) <= room * SHF_FAN_IN;
+  return (size_t)stage_bytes<E>(t, narrow, (BLOCK >> t.lane_bits) * t.stage_places);
 }
-
-// Shared memory of teams: sixteen places for each rower, a term for each thread.
 template <class E, class Op> size_t team_bytes(const Task &t, bool narrow)
 {
   return (size_t)(stage_bytes<E>(t, narrow, (BLOCK >> t.lane_bits) * SHF_FAN_IN) + BLOCK * (int64_t)sizeof(Op));
@@ -107,46 +108,50 @@ template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::W
     }                                                                                    \
   } while (0)
 
-// The chunks of listed groups or runs. Where nothing is long, as is usual, the list is empty.
+// The chunks of long groups or runs, where there can be any.
 template <class E, int VE, class Op, int USUAL> void launch_chunks(Launcher &l, const Task &t)
 {
-  int64_t teams = BLOCK >> (t.lane_bits + t.chunk_bits);
-  int64_t blocks = (t.slot_count + teams - 1) / teams, most = (int64_t)l.device.processors * 4;
-  if (t.slot_count > 0 || l.loading)
-    launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(blocks < most ? blocks : most, t.tiles), BLOCK,
-                team_bytes<E, Op>(t, USUAL >= 0), t);
+  dim3 grid = grid_of((t.slot_count + t.candidates - 1) / t.candidates, t.tiles);
+  size_t shared = t.chunk_bits ? team_bytes<E, Op>(t, USUAL >= 0) : walk_bytes<E>(t, USUAL >= 0);
+  launch_next(l, share_chunks<E, VE, Op, USUAL>, grid, BLOCK, shared, t);
 }
 
-// Walks through the groups, and then takes the chunks of those that were too long.
+// A kernel that begins a task: it may overlap with the one before it only if it waits for that.
+inline void start(Launcher &l, const Task &t, void (*kernel)(Task), dim3 grid, size_t shared)
+{
+  if (t.awaits)
+    launch_next(l, kernel, grid, BLOCK, shared, t);
+  else
+    launch(l, kernel, grid, BLOCK, shared, t);
+}
+
 template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, const Task &t)
 {
   int64_t rowers = BLOCK >> t.lane_bits, groups = t.groups * t.batch;
   dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);
-  size_t shared = (size_t)stage_bytes<E>(t, USUAL >= 0, rowers * t.stage_places);
   bool sums_short = false;
   if constexpr (Op::TAKES_COEFFICIENTS && USUAL >= 0) {
     sums_short = t.sink == SINK_SUM && t.entries <= groups * 3;
     int64_t each = rowers * SHORT_GROUPS;
     if (l.loading || sums_short)
-      launch_next(l, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles), BLOCK,
-                  (size_t)rowers * sizeof(ShortGroups), t);
+      start(l, t, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles),
+            (size_t)rowers * sizeof(ShortGroups));
   }
   if (l.loading || !sums_short)
-    launch_next(l, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid, BLOCK, shared, t);
-  launch_chunks<E, VE, Op, USUAL>(l, t);
+    start(l, t, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid,
+          walk_bytes<E>(t, USUAL >= 0));
 }
 
 template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &l, Task t)
 {
-  bool little = is_little(l, t);
-  if ((!t.count_is_zero && t.slot_count > 0) || little || l.loading) clear_counts(l, t, little);
+  bool little = is_little(t);
   if (little || l.loading) {
     int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;
-    launch_next(l, share_groups<E, VE, Op, USUAL>, grid_of(t.chunk_blocks + (groups + teams - 1) / teams, t.tiles),
-                BLOCK, team_bytes<E, Op>(t, USUAL >= 0), t);
-    if (!l.loading) return;
+    start(l, t, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles),
+          team_bytes<E, Op>(t, USUAL >= 0));
   }
-  launch_walk<E, VE, Op, USUAL>(l, t);
+  if (!little || l.loading) launch_walk<E, VE, Op, USUAL>(l, t);
+  launch_chunks<E, VE, Op, USUAL>(l, t);
 }
 
 template <class E, int VE, class Op> void launch_groups(Launcher &l, Task t)
@@ -162,14 +167,11 @@ template <class E, int VE> void launch_runs(Launcher &l, Task t)
 {
   typedef Sum<E, VE> Op;
   plan_launch(l, t, VE, t.columns ? 0 : 1);
-  int64_t rowers = BLOCK >> t.lane_bits;
   bool plain = !has_coefficients(t) && !t.by_frequency, as_usual = is_usual_here<E, VE>(t);
   dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
-  if (t.slot_count > 0 || l.loading) clear_counts(l, t, false);
   auto send = [&](bool usual, bool with_coefficients, void (*kernel)(Task)) {
-    size_t bytes = (size_t)(stage_bytes<E>(t, usual, rowers * t.stage_places) +
-                            (with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0));
-    if (l.loading || (usual == as_usual && with_coefficients == !plain)) launch_next(l, kernel, grid, BLOCK, bytes, t);
+    size_t bytes = walk_bytes<E>(t, usual) + (with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0);
+    if (l.loading || (usual == as_usual && with_coefficients == !plain)) launch(l, kernel, grid, BLOCK, bytes, t);
   };
   if constexpr (VE == E::WIDE) send(true, false, walk_runs<E, VE, false, BY_GRADIENT>);
   send(false, false, walk_runs<E, VE, false, NOT_USUAL>);

@@ -3,7 +3,7 @@
 // A *group* (bag, segment, table row) has *places* numbered from 0, one for each of its entries. Its sum is the
 // canonical tree over places: 16 places are a term of the first level, 256 (SHF_CHUNK) one of the second. Groups of up
 // to 256 places are reduced by one team of threads. Longer ones are cut into chunks of 256; each chunk's term goes to a
-// *slot* of the workspace, and a second kernel joins the slots in order. Who adds never shows in the bits.
+// *slot* of the workspace, and whoever comes last of sixteen folds them in order. Who adds never shows in the bits.
 #ifndef SHF_CUDA_TASK_CUH
 #define SHF_CUDA_TASK_CUH
 
@@ -41,17 +41,9 @@ struct Sorted {
   uint64_t expected;
 };
 
-// Long groups that kernels have listed, in any order. Slots of one follow those of the one before it in the list.
+// A group that is cut into chunks; the term of each goes to a slot from `slot` on.
 struct LongGroup {
   int64_t problem, group, start, length, slot;
-};
-
-// How many long groups and chunks there are, counted in one word so that the list stays in order of slots.
-struct LongCount {
-  unsigned long long packed;
-  enum { CHUNK_BITS = 36 };
-  __host__ __device__ int64_t groups() const { return (int64_t)(packed >> CHUNK_BITS); }
-  __host__ __device__ int64_t chunks() const { return (int64_t)(packed & ((1ull << CHUNK_BITS) - 1)); }
 };
 
 struct Task {
@@ -83,17 +75,14 @@ struct Task {
   // slots of long groups
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
-  LongGroup *longs;
-  LongCount *long_count;
-  int count_is_zero; // an earlier kernel of the run has cleared it
+  int awaits;                     // a kernel before this one in the run finds where the groups begin
   // launch
   int lane_bits;    // 2^lane_bits threads share a row, up to 32
   int64_t tiles;    // times so many lanes * VE columns make dim
   int split_bits;   // teams: 2^split_bits rowers share a group
   int chunk_bits;   // the same for chunks
   int stage_places; // places of a group that are decoded at once
-  int64_t chunk_blocks;
-  int candidates; // slots that a block looks after
+  int candidates;   // slots that a block looks after
 };
 
 // The usual task: one problem, numbers that fit 32 bits, nothing to multiply with. Kernels that are compiled for it, and
@@ -288,6 +277,18 @@ __device__ inline int64_t bound_of(const Sorted &s, int64_t low, int64_t high, u
   return low;
 }
 
+__device__ __forceinline__ Span run_span(const Task &t, uint64_t key, int64_t start, int64_t end)
+{
+  Span span;
+  span.problem = t.batch > 1 ? (int64_t)key / t.groups : 0;
+  span.group = (int64_t)key - span.problem * t.groups;
+  span.start = start;
+  span.end = end;
+  return span;
+}
+
+// ---- Long groups ----
+
 // The last group that starts at or before `position`, when it is a long one.
 __device__ inline bool long_group_at(const Task &t, int64_t position, Span *span)
 {
@@ -299,35 +300,30 @@ __device__ inline bool long_group_at(const Task &t, int64_t position, Span *span
   return span->end - span->start > SHF_CHUNK;
 }
 
+// The same for runs. One of more than 256 goes on for 128 to at least one side, so that for most entries two more keys
+// tell that they are in none.
+__device__ inline bool long_run_at(const Task &t, int64_t position, Span *span)
+{
+  enum { HALF = SHF_CHUNK / 2 };
+  int64_t all = t.entries * t.batch;
+  if (position >= all) position = all - 1;
+  if (position < 0 || !is_for(t.sorted)) return false;
+  const Sorted &s = t.sorted;
+  uint64_t key = key_at(s, position);
+  bool goes_on = (position >= HALF && key_at(s, position - HALF) == key) ||
+                 (position + HALF < all && key_at(s, position + HALF) == key);
+  if (key >= s.none || !goes_on) return false;
+  *span = run_span(t, key, bound_of(s, 0, position, key, false), bound_of(s, position, all, key, true));
+  return span->end - span->start > SHF_CHUNK;
+}
+
 // The long group, if there is one, that has a chunk in this slot.
 __device__ inline bool long_group_of_slot(const Task &t, int64_t slot, Span *span)
 {
-  if (!long_group_at(t, last_position(slot), span)) return false;
+  int64_t position = last_position(slot);
+  if (t.decode == BY_GRADIENT ? !long_run_at(t, position, span) : !long_group_at(t, position, span)) return false;
   int64_t chunk = slot - first_slot(span->start);
   return chunk >= 0 && chunk * SHF_CHUNK < span->end - span->start;
-}
-
-// ---- Listing long groups ----
-
-__host__ __device__ __forceinline__ int64_t most_longs(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
-
-// Enters a long group; returns its number in the list, or -1 where offsets that are out of order claim more than there
-// is room for. The slots of the group must then be claimed (claim_slots) by as many threads as are at hand.
-__device__ __forceinline__ int64_t list_long(const Task &t, const Span &span, int64_t *slot)
-{
-  int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
-  LongCount before = {atomicAdd(&t.long_count->packed, 1ull << LongCount::CHUNK_BITS | (unsigned long long)chunks)};
-  *slot = before.chunks();
-  if (before.groups() >= most_longs(t.entries * t.batch) || before.chunks() + chunks > t.slot_count) return -1;
-  t.longs[before.groups()] = LongGroup{span.problem, span.group, span.start, length, before.chunks()};
-  return before.groups();
-}
-
-// What of the list may be read.
-__device__ __forceinline__ int64_t listed_chunks(const Task &t)
-{
-  LongCount count = *t.long_count;
-  return min(count.chunks(), t.slot_count);
 }
 
 // ---- Entries ----

@@ -21,7 +21,6 @@ struct SlotHead {
   double weight;
   int64_t counted;  // entries; or the first place of an extreme
   unsigned arrived; // terms of the node that begins here (see climb)
-  unsigned owner;   // the slot's group, by its number in the list
 };
 __host__ __device__ __forceinline__ int64_t slot_head_bytes(int64_t dim) { return (dim / 8 + 1) * sizeof(SlotHead); }
 
@@ -45,8 +44,9 @@ template <class A, int VE> __device__ __forceinline__ void load_acc(const char *
 template <class E, int VE> struct Sum {
   typedef typename E::acc acc;
   typedef Sum Result;
-  enum { TAKES_COEFFICIENTS = 1, USUAL = 1 }; // USUAL: kernels are compiled for usual tasks, too
-  acc v[VE], w;                               // w: weights that count for a mean
+  // USUAL: kernels are compiled for usual tasks, too. REPEATS: a row that comes again changes nothing.
+  enum { TAKES_COEFFICIENTS = 1, USUAL = 1, REPEATS = 0 };
+  acc v[VE], w; // w: weights that count for a mean
   int64_t counted;
 
   __device__ __forceinline__ void start()
@@ -139,7 +139,7 @@ template <class E, int VE> struct Sum {
 template <class E, int VE> struct Prod {
   typedef typename E::acc acc;
   typedef Prod Result;
-  enum { TAKES_COEFFICIENTS = 0, USUAL = 0 };
+  enum { TAKES_COEFFICIENTS = 0, USUAL = 0, REPEATS = 0 };
   acc v[VE];
   int zeros[VE];
 
@@ -222,7 +222,7 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
   typedef typename E::acc acc;
   typedef typename E::best best;
   typedef Extreme<E, VE, TIES, int64_t> Result;
-  enum { TAKES_COEFFICIENTS = 0, USUAL = !TIES };
+  enum { TAKES_COEFFICIENTS = 0, USUAL = !TIES, REPEATS = !TIES };
   best v[VE];
   Position at_place[VE]; // or the number of equal ones
   Position first;        // place that is not a hole; -1: none

@@ -1,5 +1,5 @@
 // walk.cuh: reductions where there is enough to do to fill the device: one rower for each group of up to 256 places.
-// Longer groups are listed on the way, for share_chunks.
+// Longer groups are left to share_chunks.
 #ifndef SHF_CUDA_WALK_CUH
 #define SHF_CUDA_WALK_CUH
 
@@ -16,17 +16,11 @@ struct Occupancy { // blocks of a multiprocessor, by the registers that several 
 #endif
 };
 
-// A rower lists the group that it finds too long.
+// A rower leaves a group that is too long to share_chunks.
 __device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span &span)
 {
   if (span.end - span.start <= SHF_CHUNK) return false;
-  if (blockIdx.y > 0) return true;
-  wait_for_launch_before(); // the list has been cleared
-  int64_t number = -1, slot = 0;
-  if (m.lane == 0) number = list_long(t, span, &slot);
-  number = __shfl_sync(m.mask, number, 0, m.lanes);
-  slot = __shfl_sync(m.mask, slot, 0, m.lanes);
-  claim_slots(t, number, slot, span.end - span.start, m.lane, m.lanes);
+  if (blockIdx.y == 0) claim_slots(t, span, m.lane, m.lanes);
   return true;
 }
 
@@ -37,7 +31,7 @@ __global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_grou
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
-  if (t.count_is_zero) wait_for_launch_before(); // for the groups' starts
+  begin_after(t);
   Team m = team_of(t.lane_bits, 0);
   int rowers = BLOCK >> t.lane_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
@@ -55,7 +49,6 @@ __global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_grou
       if (takes) total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, places, at, held);
     }
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 // ---- Short groups: plain sums of a few rows ----
@@ -121,7 +114,7 @@ __global__ void __launch_bounds__(BLOCK, 3) sum_short(const __grid_constant__ Ta
   typedef Sum<E, VE> Op;
   typedef typename E::acc acc;
   extern __shared__ __align__(16) char memory[];
-  if (t.count_is_zero) wait_for_launch_before(); // for the groups' starts
+  begin_after(t);
   Team m = team_of(t.lane_bits, 0);
   int rowers = BLOCK >> t.lane_bits;
   ShortGroups *own = (ShortGroups *)memory + m.number;
@@ -172,7 +165,6 @@ __global__ void __launch_bounds__(BLOCK, 3) sum_short(const __grid_constant__ Ta
       if (takes) whole.finish(t, 0, span.group, places, at, nullptr);
     }
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf
