@@ -248,16 +248,20 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
       int64_t before[STARTS_EACH], here[STARTS_EACH];
       __syncthreads();
       if (threadIdx.x == 0) gaps = 0;
+#pragma unroll
+      for (int i = 0; i < STARTS_EACH; i++)
+        here[i] = group_at(t, problem, base + i * BLOCK + threadIdx.x, entries, groups);
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < STARTS_EACH; i++) {
-        int64_t n = base + i * BLOCK + threadIdx.x;
-        before[i] = group_at(t, problem, n - 1, entries, groups);
-        here[i] = n <= entries ? group_at(t, problem, n, entries, groups) : before[i];
+        before[i] = __shfl_up_sync(0xffffffffu, here[i], 1);
+        if (threadIdx.x % WARP == 0)
+          before[i] = group_at(t, problem, base + i * BLOCK + threadIdx.x - 1, entries, groups);
       }
 #pragma unroll
       for (int i = 0; i < STARTS_EACH; i++) {
         int64_t n = base + i * BLOCK + threadIdx.x;
+        if (before[i] >= here[i]) continue;
         if (here[i] - before[i] <= FEW_STARTS) {
           for (int64_t s = before[i] + 1; s <= here[i]; s++) put_start(t, problem, s, n);
         } else {

@@ -10,10 +10,14 @@
 
 namespace shf {
 
-#ifndef SHF_IN_FLIGHT
-#define SHF_IN_FLIGHT 8
+enum { IN_FLIGHT = 8 }; // rows that a rower waits for at once
+
+// Rowers that walk alone are in small blocks, so that a long group keeps few others from making room; so many fill a
+// multiprocessor, by the registers that rows in flight take.
+#ifndef SHF_WALK_BLOCKS
+#define SHF_WALK_BLOCKS 10
 #endif
-enum { IN_FLIGHT = SHF_IN_FLIGHT }; // rows that a rower waits for at once
+enum { WALKERS = 64, WALK_BLOCKS = SHF_WALK_BLOCKS };
 
 struct Team {
   int lane, lanes;   // within the rower
@@ -115,6 +119,8 @@ __device__ __forceinline__ void put_place(const Task &t, const Stage<E, NARROW> 
   s.counted_weight[at] = p.counted_weight;
 }
 
+__device__ __forceinline__ bool counts_entries(const Task &t) { return t.sink == SINK_MEAN || t.sink == SINK_COUNT; }
+
 enum { DECODED_AT_ONCE = 4 };
 
 // Decodes `count` places of a group of `places`, from place `first` on, into s[0 ..]. Behind the group come holes, or
@@ -169,51 +175,80 @@ template <class E> __device__ __forceinline__ const char *lane_base(const shf_ma
   return base;
 }
 
-// Takes `count` staged rows, up to 16, in order; `place` is the first one's. A row that is not there arrives as zeros.
-// With WHOLE there are none such, and no predicates that would keep loads from being in flight together.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool WHOLE>
-__device__ __forceinline__ void take_rows(const Task &t, Op &term, const Stage<E, NARROW> &s, int at, int count,
-                                          int place, const Spot &spot, typename E::acc scale)
-{
-  typedef typename E::acc acc;
-  typedef typename Ref<NARROW>::type ref;
-  const char *base = lane_base<E>(t.source, spot);
-#pragma unroll 1
-  for (int first = 0; first < count; first += IN_FLIGHT) {
-    ref refs[IN_FLIGHT];
-    Columns<E, VE> row[IN_FLIGHT];
-    load_refs<IN_FLIGHT>(s.ref + at + first, refs);
+// Eight rows of a lane's columns: asked for together, then taken in order.
+template <class E, int VE, bool NARROW, bool WHOLE> struct Batch {
+  typename Ref<NARROW>::type refs[IN_FLIGHT];
+  Columns<E, VE> row[IN_FLIGHT];
+
+  // A row that is not there arrives as zeros. With WHOLE there are none such, and no predicates that would keep loads
+  // from being in flight together.
+  __device__ __forceinline__ void load(const Task &t, const char *base, const typename Ref<NARROW>::type *from,
+                                       const Spot &spot)
+  {
+    load_refs<IN_FLIGHT>(from, refs);
 #pragma unroll
-    for (int i = 0; i < IN_FLIGHT; i++) {
-      bool there = WHOLE || (refs[i] != no_row<NARROW>() && spot.active);
+    for (int i = 0; i < IN_FLIGHT; i++)
       row[i].fetch(base + Ref<NARROW>::offset(refs[i], t.source.row_stride), E::QUANTISED ? spot.column : 0, t.dim,
-                   there);
-    }
+                   WHOLE || (refs[i] != no_row<NARROW>() && spot.active));
+  }
+  template <class Op, bool COEFFICIENTS>
+  __device__ __forceinline__ void take(const Task &t, Op &term, const Stage<E, NARROW> &s, int at, int place,
+                                       typename E::acc scale) const
+  {
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; i++) {
-      acc coefficient = 1;
-      if (COEFFICIENTS && has_coefficients(t)) coefficient = s.coefficient[at + first + i];
+      typename E::acc coefficient = 1;
+      if (COEFFICIENTS && has_coefficients(t)) coefficient = s.coefficient[at + i];
       if (COEFFICIENTS && t.by_frequency) coefficient = coefficient * scale;
-      term.take(t, row[i], WHOLE || refs[i] != no_row<NARROW>(), coefficient, place + first + i);
+      term.take(t, row[i], WHOLE || refs[i] != no_row<NARROW>(), coefficient, place + at + i);
     }
   }
-  if (COEFFICIENTS && t.weighted && (t.sink == SINK_MEAN || t.sink == SINK_COUNT))
-    for (int i = 0; i < count; i++) term.weigh(s.counted_weight[at + i]);
+};
+
+// Takes `count` staged rows in order; sixteen are a term, and terms are folded into the total. `place` is the first one's.
+// With AHEAD the next eight rows are asked for before eight are taken.
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool WHOLE, bool AHEAD>
+__device__ __forceinline__ void take_rows(const Task &t, Op &total, const Stage<E, NARROW> &s, int count, int place,
+                                          const Spot &spot, typename E::acc scale)
+{
+  Batch<E, VE, NARROW, WHOLE> a, b;
+  const char *base = lane_base<E>(t.source, spot);
+  if (AHEAD) a.load(t, base, s.ref, spot);
+#pragma unroll 1
+  for (int first = 0; first < count; first += SHF_FAN_IN) {
+    int second = first + IN_FLIGHT, third = second + IN_FLIGHT;
+    Op term;
+    term.start();
+    if (!AHEAD) a.load(t, base, s.ref + first, spot);
+    if (AHEAD && second < count) b.load(t, base, s.ref + second, spot);
+    a.template take<Op, COEFFICIENTS>(t, term, s, first, place, scale);
+    if (AHEAD && third < count) a.load(t, base, s.ref + third, spot);
+    if (second < count) {
+      if (!AHEAD) b.load(t, base, s.ref + second, spot);
+      b.template take<Op, COEFFICIENTS>(t, term, s, second, place, scale);
+    }
+    if (COEFFICIENTS && t.weighted && counts_entries(t))
+      for (int i = first; i < min(count, third); i++) term.weigh(s.counted_weight[i]);
+    total.fold(t, term);
+    if (COEFFICIENTS) total.fold_counts(term);
+  }
 }
 
-// The same where rows may be missing, if there are any such: `whole` says that none is, and is the same in the warp.
-// An operation to which a row that comes again means nothing (REPEATS) has a loop without predicates for that.
+// The same, where `whole` (equal in the warp) says whether rows may be missing. An operation to which a row that comes
+// again means nothing (REPEATS) has a loop without predicates for when none is.
 template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS>
-__device__ __forceinline__ void take_term(const Task &t, Op &term, const Stage<E, NARROW> &s, int at, int count,
-                                          int place, const Spot &spot, typename E::acc scale, bool whole)
+__device__ __forceinline__ void take_stage(const Task &t, Op &total, const Stage<E, NARROW> &s, int count, int place,
+                                           const Spot &spot, typename E::acc scale, bool whole)
 {
   if constexpr (NARROW && Op::REPEATS) {
     if (whole) {
-      take_rows<E, VE, Op, NARROW, COEFFICIENTS, true>(t, term, s, at, count, place, spot, scale);
+      take_rows<E, VE, Op, NARROW, COEFFICIENTS, true, true>(t, total, s, count, place, spot, scale);
       return;
     }
+    take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, false>(t, total, s, count, place, spot, scale);
+  } else {
+    take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, true>(t, total, s, count, place, spot, scale);
   }
-  take_rows<E, VE, Op, NARROW, COEFFICIENTS, false>(t, term, s, at, count, place, spot, scale);
 }
 
 // 1 / the number of entries, which by_frequency multiplies coefficients with.
@@ -228,8 +263,6 @@ __device__ __forceinline__ int count_of_rower(const Team &m, int counted)
   for (int half = m.lanes / 2; half > 0; half /= 2) counted += __shfl_xor_sync(m.mask, counted, half);
   return counted;
 }
-
-__device__ __forceinline__ bool counts_entries(const Task &t) { return t.sink == SINK_MEAN || t.sink == SINK_COUNT; }
 
 // Reduces up to 256 places by one rower; `longest` is the most of the warp's rowers.
 template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS>
@@ -247,15 +280,7 @@ __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const St
     bool hole = decode_places<E, NARROW, REPEAT>(t, m, s, problem, entry, base, whole_terms, places, &counted);
     bool whole = REPEAT && !__any_sync(0xffffffffu, hole || !at.active);
     __syncwarp();
-#pragma unroll 1
-    for (int first = 0; first < staged; first += SHF_FAN_IN) {
-      Op term;
-      term.start();
-      take_term<E, VE, Op, NARROW, COEFFICIENTS>(t, term, s, first, min((int)SHF_FAN_IN, staged - first), base + first,
-                                                 at, scale, whole);
-      total.fold(t, term);
-      if (COEFFICIENTS) total.fold_counts(term);
-    }
+    take_stage<E, VE, Op, NARROW, COEFFICIENTS>(t, total, s, staged, base, at, scale, whole);
   }
   if (REPEAT && places == 0) total.start(); // what came again was not there before
   if (counts_entries(t)) total.count(count_of_rower(m, counted));

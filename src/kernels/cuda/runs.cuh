@@ -1,5 +1,5 @@
 // runs.cuh: sums over runs of equal keys: the table's gradient. One block takes the runs that begin in its tile of
-// sorted entries. Short ones, as most are, are added in streams; the rest group by group, and long ones are left to share_chunks.
+// sorted entries. Short ones, as most are, are added in streams; the rest group by group, and long ones are left to walk_chunks.
 #ifndef SHF_CUDA_RUNS_CUH
 #define SHF_CUDA_RUNS_CUH
 
@@ -11,18 +11,18 @@ enum {
   RUN_TILE = 2 * BLOCK,        // entries whose runs a block takes
   RUN_ROOM = RUN_TILE + BLOCK, // and those behind them that it looks at: a run of up to 256 ends there
   RUN_WORDS = RUN_ROOM / WARP + 1,
-  RUN_STREAM = 8, // entries in flight
+  RUN_STREAM = 4, // entries that are asked for together
   MOST_BIG = RUN_TILE / SHF_FAN_IN,
 };
 
 // A tile's runs, in shared memory.
 template <class E, bool NARROW> struct RunTile {
   typedef typename Ref<NARROW>::type ref;
-  ref from[RUN_ROOM + RUN_STREAM]; // what an entry adds; none where its run is not short
-  ref to[RUN_ROOM + RUN_STREAM];   // what its run is added to, where that ends with it
-  unsigned heads[RUN_WORDS];       // a bit for each entry that begins a run, or is none of one
-  int big[MOST_BIG], big_count;    // heads of runs of 17 to 256
-  Span found[2];                   // long ones
+  ref from[RUN_ROOM];           // what an entry adds; none where its run is not short
+  ref to[RUN_ROOM];             // what its run is added to, where that ends with it
+  unsigned heads[RUN_WORDS];    // a bit for each entry that begins a run, or is none of one
+  int big[MOST_BIG], big_count; // heads of runs of 17 to 256
+  Span found[2];                // long ones
   int found_count;
 };
 
@@ -87,7 +87,6 @@ __device__ __forceinline__ void look_at_tile(const Task &t, int64_t base, RunTil
       tile->found[atomicAdd(&tile->found_count, 1)] = span;
     }
   }
-  if (thread < RUN_STREAM) tile->from[RUN_ROOM + thread] = tile->to[RUN_ROOM + thread] = no_row<NARROW>();
   __syncthreads();
 }
 
@@ -104,45 +103,59 @@ __device__ __forceinline__ void add_run(const Task &t, const Sum<E, VE> &total, 
   Out<E, VE>::store(to, at.column, t.dim, x, 0, true);
 }
 
-// The short runs that begin among a rower's share of the tile, in one stream: rows of the gradient and what they are
-// added to are in flight together.
-template <class E, int VE, bool NARROW, bool COEFFICIENTS>
+// Entries of a stream: rows of the gradient, and what runs that end with them are added to, in flight together.
+template <class E, int VE, bool NARROW> struct RunBatch {
+  typename Ref<NARROW>::type to[RUN_STREAM];
+  Columns<E, VE> row[RUN_STREAM], held[RUN_STREAM];
+
+  __device__ __forceinline__ void load(const Task &t, const RunTile<E, NARROW> &tile, const char *base, int first,
+                                       int last, const Spot &at)
+  {
+#pragma unroll
+    for (int i = 0; i < RUN_STREAM; i++) {
+      typename Ref<NARROW>::type from = first + i < last ? tile.from[first + i] : no_row<NARROW>();
+      to[i] = first + i < last ? tile.to[first + i] : no_row<NARROW>();
+      row[i].fetch(base + Ref<NARROW>::offset(from, t.source.row_stride), 0, t.dim,
+                   from != no_row<NARROW>() && at.active);
+      held[i].fetch(t.target.data + Ref<NARROW>::offset(to[i], t.target.row_stride), at.column, t.dim,
+                    to[i] != no_row<NARROW>() && t.sink == SINK_ADD && at.active);
+    }
+  }
+  __device__ __forceinline__ void take(const Task &t, Sum<E, VE> &sum, const typename E::acc *coefficients, int first,
+                                       const Spot &at) const
+  {
+#pragma unroll
+    for (int i = 0; i < RUN_STREAM; i++) {
+      sum.take(t, row[i], true, coefficients ? coefficients[min(first + i, RUN_ROOM - 1)] : typename E::acc(1), 0);
+      if (to[i] == no_row<NARROW>()) continue;
+      if (at.active)
+        add_run<E, VE>(t, sum, held[i], t.target.data + Ref<NARROW>::offset(to[i], t.target.row_stride), at);
+      sum.start();
+    }
+  }
+};
+
+// The short runs that begin among a rower's share of the tile, in one stream.
+template <class E, int VE, bool NARROW>
 __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const RunTile<E, NARROW> &tile,
                                             const typename E::acc *coefficients, const Spot &at)
 {
-  typedef typename Ref<NARROW>::type ref;
   int share = RUN_TILE >> (BLOCK_BITS - t.lane_bits), begin = m.number * share;
   int first = next_head(tile.heads, begin),
       last = min(next_head(tile.heads, begin + share), begin + share + SHF_FAN_IN);
   const char *base = lane_base<E>(t.source, at);
-  char *target = t.target.data;
   Sum<E, VE> sum;
   sum.start();
-  int rounds = most_of_warp((last - first + RUN_STREAM - 1) / RUN_STREAM);
+  int count = most_of_warp(last - first);
+  RunBatch<E, VE, NARROW> a, b;
+  a.load(t, tile, base, first, last, at);
 #pragma unroll 1
-  for (int round = 0; round < rounds; round++, first += RUN_STREAM) {
-    ref from[RUN_STREAM], to[RUN_STREAM];
-    Columns<E, VE> row[RUN_STREAM], held[RUN_STREAM];
-#pragma unroll
-    for (int i = 0; i < RUN_STREAM; i++) {
-      bool mine = first + i < last;
-      from[i] = mine ? tile.from[first + i] : no_row<NARROW>();
-      to[i] = mine ? tile.to[first + i] : no_row<NARROW>();
-    }
-#pragma unroll
-    for (int i = 0; i < RUN_STREAM; i++) {
-      row[i].fetch(base + Ref<NARROW>::offset(from[i], t.source.row_stride), 0, t.dim,
-                   from[i] != no_row<NARROW>() && at.active);
-      held[i].fetch(target + Ref<NARROW>::offset(to[i], t.target.row_stride), at.column, t.dim,
-                    to[i] != no_row<NARROW>() && t.sink == SINK_ADD && at.active);
-    }
-#pragma unroll
-    for (int i = 0; i < RUN_STREAM; i++) {
-      sum.take(t, row[i], true, COEFFICIENTS ? coefficients[min(first + i, RUN_ROOM - 1)] : typename E::acc(1), 0);
-      if (to[i] == no_row<NARROW>()) continue;
-      if (at.active) add_run<E, VE>(t, sum, held[i], target + Ref<NARROW>::offset(to[i], t.target.row_stride), at);
-      sum.start();
-    }
+  for (int from = 0; from < count; from += 2 * RUN_STREAM) {
+    int second = first + from + RUN_STREAM;
+    b.load(t, tile, base, second, last, at);
+    a.take(t, sum, coefficients, first + from, at);
+    a.load(t, tile, base, second + RUN_STREAM, last, at);
+    b.take(t, sum, coefficients, second, at);
   }
 }
 
@@ -169,7 +182,7 @@ __global__ void __launch_bounds__(BLOCK, 2) walk_runs(const __grid_constant__ Ta
       claim_slots(t, tile.found[i], (int)threadIdx.x, BLOCK);
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y) {
       Spot at = spot_of(t, m, columns, VE);
-      stream_runs<E, VE, NARROW, COEFFICIENTS>(t, m, tile, coefficients, at);
+      stream_runs<E, VE, NARROW>(t, m, tile, coefficients, at);
       for (int first = 0; first < tile.big_count; first += rowers) {
         bool takes = first + m.number < tile.big_count;
         int head = tile.big[takes ? first + m.number : 0];

@@ -26,7 +26,7 @@ __device__ __forceinline__ Op share_places(const Task &t, const Team &m, const S
     __syncwarp();
     Op term;
     term.start();
-    take_rows<E, VE, Op, NARROW, !NARROW, false>(t, term, s, 0, SHF_FAN_IN, first, at, scale);
+    take_rows<E, VE, Op, NARROW, !NARROW, false, false>(t, term, s, SHF_FAN_IN, first, at, scale);
     if (base > 0) team_sync(m); // the first rower is done with the terms before
     own[m.rower * m.lanes] = term;
     team_sync(m);
@@ -36,7 +36,7 @@ __device__ __forceinline__ Op share_places(const Task &t, const Team &m, const S
     }
   }
   if (counts_entries(t)) {
-    int *counts = (int *)parts + m.number * m.rowers;
+    int *counts = (int *)(parts + m.number * m.rowers * m.lanes);
     counted = count_of_rower(m, counted);
     team_sync(m);
     if (m.lane == 0) counts[m.rower] = counted;
@@ -89,10 +89,11 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
   for (int64_t stride = 1; stride < chunks; stride *= SHF_FAN_IN, level++) {
     int64_t first = chunk / (stride * SHF_FAN_IN) * (stride * SHF_FAN_IN);
     int siblings = (int)min((int64_t)SHF_FAN_IN, (chunks - first + stride - 1) / stride);
+    if (siblings == 1) continue; // the last of its level: nothing to add, and no slot to count in
     term.save(t, slot_at(t, g, chunk / stride * stride), at);
     __syncwarp(m.mask);
     unsigned before = 0;
-    // A node of this level spans more than `level` slots, so that levels count in different heads.
+    // A node of several terms spans more than `level` slots, so that levels count in different heads.
     if (m.lane == 0) before = arrive(&slot_head(slot_at(t, g, first + level), at.tile)->arrived);
     before = __shfl_sync(m.mask, before, 0, m.lanes);
     if (before + 1 != (unsigned)siblings) return;
@@ -111,31 +112,83 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
   term.finish(t, g.problem, g.group, g.length, at, held);
 }
 
-// Long groups that a block has found, and the slot of each one's chunk.
+// Chunks that a block has found.
 struct Found {
-  enum { MOST = 64 };
+  enum { LOOKED_AT = 64 }; // pairs of slots at once
   int count;
-  LongGroup group[MOST];
-  int64_t chunk[MOST];
+  LongGroup group[2 * LOOKED_AT];
+  int64_t chunk[2 * LOOKED_AT];
 };
 
-__device__ __forceinline__ void find_chunks(const Task &t, Found *found)
+// Looks at the block's pairs of slots from its `first` on. They lie so far apart as there are blocks, so that all blocks
+// have about as many of the chunks, however those lie. Returns false when there are no more.
+__device__ __forceinline__ bool find_chunks(const Task &t, Found *found, int64_t first)
 {
+  int64_t pairs = t.slot_count / 2, pair = (first + threadIdx.x) * gridDim.x + blockIdx.x;
+  if (first * gridDim.x + blockIdx.x >= pairs) return false;
+  __syncthreads();
   if (threadIdx.x == 0) found->count = 0;
   __syncthreads();
-  int64_t slot = (int64_t)blockIdx.x * t.candidates + threadIdx.x;
   Span span;
-  if ((int)threadIdx.x < t.candidates && slot < t.slot_count && long_group_of_slot(t, slot, &span)) {
-    int at = atomicAdd(&found->count, 1);
-    int64_t first = first_slot(span.start);
-    found->group[at] = LongGroup{span.problem, span.group, span.start, span.end - span.start, first};
-    found->chunk[at] = slot - first;
+  if (threadIdx.x < Found::LOOKED_AT && pair < pairs && long_group_of_pair(t, pair, &span)) {
+    int64_t slot = first_slot(span.start), length = span.end - span.start, chunk = 2 * pair - slot;
+    for (int k = 0; k < 2; k++, chunk++) {
+      if (chunk < 0 || chunk * SHF_CHUNK >= length) continue;
+      int at = atomicAdd(&found->count, 1);
+      found->group[at] = LongGroup{span.problem, span.group, span.start, length, slot};
+      found->chunk[at] = chunk;
+    }
   }
   __syncthreads();
+  return true;
 }
 
-// The chunks of long groups. A block looks for those of its slots, while the kernel before it may still be at the short
-// ones; then teams take them. Where nothing is long, as is usual, that is all.
+// One chunk: its places, and what by_frequency multiplies with.
+template <class E> struct Chunk {
+  LongGroup g;
+  int64_t chunk, entry;
+  int places; // 0: none. Rowers of one warp go on together, with chunks or without.
+  typename E::acc scale;
+};
+
+template <class E> __device__ __forceinline__ Chunk<E> chunk_of(const Task &t, const Found &found, int number)
+{
+  int i = min(number, found.count - 1);
+  Chunk<E> c = {found.group[i], found.chunk[i], 0, 0, 1};
+  c.entry = c.g.start + c.chunk * SHF_CHUNK;
+  if (number < found.count) c.places = (int)min((int64_t)SHF_CHUNK, c.g.start + c.g.length - c.entry);
+  if (t.by_frequency) c.scale = frequency_of<E>(c.g.length);
+  return c;
+}
+
+// The chunks of long groups. Blocks look for them, while the kernel before may still be at the short groups; then each
+// rower takes one after the other. Where nothing is long, as is usual, that is all.
+template <class E, int VE, class Op, int USUAL>
+__global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant__ Task given)
+{
+  enum { NARROW = USUAL >= 0 };
+  const Task &t = usual<USUAL>(given);
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Found found;
+  if (t.awaits) wait_for_launch_before();
+  Team m = team_of(t.lane_bits, 0);
+  int rowers = WALKERS >> t.lane_bits;
+  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
+  for (int64_t first = 0; find_chunks(t, &found, first); first += Found::LOOKED_AT) {
+    wait_for_launch_before(); // slots are claimed
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      for (int base = 0; base < found.count; base += rowers) {
+        Chunk<E> c = chunk_of<E>(t, found, base + m.number);
+        Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places,
+                                                          most_of_warp(c.places), at, c.scale);
+        if (c.places > 0) climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
+      }
+    }
+  }
+}
+
+// The same in small problems: a team takes one chunk after the other.
 template <class E, int VE, class Op, int USUAL>
 __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__ Task given)
 {
@@ -144,25 +197,20 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
   extern __shared__ __align__(16) char memory[];
   __shared__ Found found;
   if (t.awaits) wait_for_launch_before();
-  find_chunks(t, &found);
-  wait_for_launch_before(); // slots are claimed
   Team m = team_of(t.lane_bits, t.chunk_bits);
-  int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits,
-      places = t.chunk_bits ? SHF_FAN_IN : t.stage_places;
-  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * places, (int)(threadIdx.x >> t.lane_bits) * places);
-  Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * places));
-  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-    Spot at = spot_of(t, m, tile, VE);
-    for (int base = 0; base < found.count; base += teams) { // teams of one warp go on together, with chunks or without
-      int i = min(base + m.number, found.count - 1);
-      LongGroup g = found.group[i];
-      int64_t chunk = found.chunk[i], entry = g.start + chunk * SHF_CHUNK;
-      int places = base + m.number < found.count ? (int)min((int64_t)SHF_CHUNK, g.start + g.length - entry) : 0;
-      typename E::acc scale = t.by_frequency ? frequency_of<E>(g.length) : typename E::acc(1);
-      Op term = t.chunk_bits ? share_places<E, VE, Op, NARROW>(t, m, s, parts, g.problem, entry, places, at, scale)
-                             : walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, g.problem, entry, places,
-                                                                       most_of_warp(places), at, scale);
-      if (m.rower == 0 && places > 0) climb<E, VE, Op>(t, m, g, chunk, at, term.widened(t, g.problem, entry));
+  int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits;
+  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
+  Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
+  for (int64_t first = 0; find_chunks(t, &found, first); first += Found::LOOKED_AT) {
+    wait_for_launch_before(); // slots are claimed
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      for (int base = 0; base < found.count; base += teams) {
+        Chunk<E> c = chunk_of<E>(t, found, base + m.number);
+        Op term = share_places<E, VE, Op, NARROW>(t, m, s, parts, c.g.problem, c.entry, c.places, at, c.scale);
+        if (m.rower == 0 && c.places > 0)
+          climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
+      }
     }
   }
 }
@@ -171,7 +219,7 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
 
 // For few groups: a team takes one.
 template <class E, int VE, class Op, int USUAL>
-__global__ void __launch_bounds__(BLOCK, Op::TAKES_COEFFICIENTS && sizeof(typename E::acc) == 4 ? 3 : 2)
+__global__ void __launch_bounds__(BLOCK, USUAL >= 0 && Op::TAKES_COEFFICIENTS ? 4 : 2)
     share_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };

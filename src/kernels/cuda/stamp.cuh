@@ -59,11 +59,9 @@ inline void plan_launch(const Launcher &l, Task &t, int ve, int least_bits)
   while (t.split_bits < most_bits && (groups << t.split_bits) * SHF_FAN_IN < entries &&
          (groups * t.tiles << (t.lane_bits + t.split_bits + 1)) <= room)
     t.split_bits++;
-  // A chunk is one rower's, as long as there can be enough of them. Where there are few groups some are likely to be long:
-  // then many blocks look for them.
+  // A chunk is one rower's, as long as there can be enough of them.
   bool little = (entries * t.tiles << t.lane_bits) <= room * SHF_FAN_IN;
   t.chunk_bits = little ? most_bits : 0;
-  t.candidates = !little ? (int)Found::MOST : groups < l.device.processors ? 2 : 16;
 }
 
 // Little to do: teams share groups. (So much that each rower there is room for has 16 rows.)
@@ -72,7 +70,7 @@ inline bool is_little(const Task &t) { return t.split_bits > 0 && t.chunk_bits >
 // Shared memory of rowers that walk alone; of teams, each rower has sixteen places and each thread a term.
 template <class E> size_t walk_bytes(const Task &t, bool narrow)
 {
-  return (size_t)stage_bytes<E>(t, narrow, (BLOCK >> t.lane_bits) * t.stage_places);
+  return (size_t)stage_bytes<E>(t, narrow, (WALKERS >> t.lane_bits) * t.stage_places);
 }
 template <class E, class Op> size_t team_bytes(const Task &t, bool narrow)
 {
@@ -108,37 +106,42 @@ template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::W
     }                                                                                    \
   } while (0)
 
-// The chunks of long groups or runs, where there can be any.
+// The chunks of long groups or runs, where there can be any, by as many blocks as fill the device.
 template <class E, int VE, class Op, int USUAL> void launch_chunks(Launcher &l, const Task &t)
 {
-  dim3 grid = grid_of((t.slot_count + t.candidates - 1) / t.candidates, t.tiles);
-  size_t shared = t.chunk_bits ? team_bytes<E, Op>(t, USUAL >= 0) : walk_bytes<E>(t, USUAL >= 0);
-  launch_next(l, share_chunks<E, VE, Op, USUAL>, grid, BLOCK, shared, t);
+  int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 8;
+  dim3 grid = grid_of(pairs < most ? pairs : most, t.tiles);
+  if (l.loading || !t.chunk_bits)
+    launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid, WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
+  most = (int64_t)l.device.processors * 2;
+  grid.x = (unsigned)(pairs < most ? pairs : most);
+  if (l.loading || t.chunk_bits)
+    launch_next(l, share_chunks<E, VE, Op, USUAL>, grid, BLOCK, team_bytes<E, Op>(t, USUAL >= 0), t);
 }
 
 // A kernel that begins a task: it may overlap with the one before it only if it waits for that.
-inline void start(Launcher &l, const Task &t, void (*kernel)(Task), dim3 grid, size_t shared)
+inline void start(Launcher &l, const Task &t, void (*kernel)(Task), dim3 grid, int threads, size_t shared)
 {
   if (t.awaits)
-    launch_next(l, kernel, grid, BLOCK, shared, t);
+    launch_next(l, kernel, grid, threads, shared, t);
   else
-    launch(l, kernel, grid, BLOCK, shared, t);
+    launch(l, kernel, grid, threads, shared, t);
 }
 
 template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, const Task &t)
 {
-  int64_t rowers = BLOCK >> t.lane_bits, groups = t.groups * t.batch;
+  int64_t rowers = WALKERS >> t.lane_bits, groups = t.groups * t.batch;
   dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);
   bool sums_short = false;
   if constexpr (Op::TAKES_COEFFICIENTS && USUAL >= 0) {
     sums_short = t.sink == SINK_SUM && t.entries <= groups * 3;
     int64_t each = rowers * SHORT_GROUPS;
     if (l.loading || sums_short)
-      start(l, t, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles),
+      start(l, t, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles), WALKERS,
             (size_t)rowers * sizeof(ShortGroups));
   }
   if (l.loading || !sums_short)
-    start(l, t, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid,
+    start(l, t, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid, WALKERS,
           walk_bytes<E>(t, USUAL >= 0));
 }
 
@@ -147,7 +150,7 @@ template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &
   bool little = is_little(t);
   if (little || l.loading) {
     int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;
-    start(l, t, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles),
+    start(l, t, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles), BLOCK,
           team_bytes<E, Op>(t, USUAL >= 0));
   }
   if (!little || l.loading) launch_walk<E, VE, Op, USUAL>(l, t);
@@ -170,7 +173,8 @@ template <class E, int VE> void launch_runs(Launcher &l, Task t)
   bool plain = !has_coefficients(t) && !t.by_frequency, as_usual = is_usual_here<E, VE>(t);
   dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
   auto send = [&](bool usual, bool with_coefficients, void (*kernel)(Task)) {
-    size_t bytes = walk_bytes<E>(t, usual) + (with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0);
+    size_t bytes =
+        walk_bytes<E>(t, usual) * (BLOCK / WALKERS) + (with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0);
     if (l.loading || (usual == as_usual && with_coefficients == !plain)) launch(l, kernel, grid, BLOCK, bytes, t);
   };
   if constexpr (VE == E::WIDE) send(true, false, walk_runs<E, VE, false, BY_GRADIENT>);

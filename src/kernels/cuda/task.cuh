@@ -82,7 +82,6 @@ struct Task {
   int split_bits;   // teams: 2^split_bits rowers share a group
   int chunk_bits;   // the same for chunks
   int stage_places; // places of a group that are decoded at once
-  int candidates;   // slots that a block looks after
 };
 
 // The usual task: one problem, numbers that fit 32 bits, nothing to multiply with. Kernels that are compiled for it, and
@@ -207,27 +206,13 @@ __device__ __forceinline__ Span span_of(const Task &t, int64_t g)
 
 // ---- Slots ----
 
-// Slot of the first chunk of a long group that starts at `s`. Chunks of different long groups never meet: between the
-// starts of two of them lie at least 257 entries, and n chunks.
-__host__ __device__ __forceinline__ int64_t first_slot(int64_t s) { return s / SHF_CHUNK + s / (SHF_CHUNK + 1); }
+// Slot of the first chunk of a long group that starts at `s`. Chunks of different long groups never meet: n > 256 entries
+// are at most 2 * floor(n / 256) chunks, and no less further on do the slots of the next group begin.
+__host__ __device__ __forceinline__ int64_t first_slot(int64_t s) { return s / SHF_CHUNK * 2; }
 
 __host__ __device__ __forceinline__ int64_t slots_for(int64_t entries)
 {
   return entries > SHF_CHUNK ? first_slot(entries) + 2 : 0;
-}
-
-// The last position whose first_slot is at most `slot`.
-__device__ __forceinline__ int64_t last_position(int64_t slot)
-{
-  int64_t low = slot * (SHF_CHUNK / 2), high = low + 2 * SHF_CHUNK + slot; // first_slot(low) <= slot < first_slot(high)
-  while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2;
-    if (first_slot(middle) <= slot)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
 }
 
 // The last group, over all problems, that starts at or before `position`; groups lie in order. The guess is right when
@@ -239,7 +224,7 @@ __device__ inline int64_t group_holding(const Task &t, int64_t position)
     int64_t problem = t.batch > 1 ? g / t.groups : 0;
     return group_start(t, problem, g - problem * t.groups) <= position;
   };
-  int64_t guess = entries > 0 ? (int64_t)((double)position * (double)all / (double)entries) : 0;
+  int64_t guess = (int64_t)((float)position / (float)entries * (float)all);
   guess = guess < 0 ? 0 : guess >= all ? all - 1 : guess;
   int64_t low, high, leap = 1;
   if (starts_before(guess)) {
@@ -317,13 +302,12 @@ __device__ inline bool long_run_at(const Task &t, int64_t position, Span *span)
   return span->end - span->start > SHF_CHUNK;
 }
 
-// The long group, if there is one, that has a chunk in this slot.
-__device__ inline bool long_group_of_slot(const Task &t, int64_t slot, Span *span)
+// The long group, if there is one, that has a chunk in slots 2 * pair and 2 * pair + 1: what begins last before those of
+// the next pair could.
+__device__ inline bool long_group_of_pair(const Task &t, int64_t pair, Span *span)
 {
-  int64_t position = last_position(slot);
-  if (t.decode == BY_GRADIENT ? !long_run_at(t, position, span) : !long_group_at(t, position, span)) return false;
-  int64_t chunk = slot - first_slot(span->start);
-  return chunk >= 0 && chunk * SHF_CHUNK < span->end - span->start;
+  int64_t position = pair * SHF_CHUNK + SHF_CHUNK - 1;
+  return t.decode == BY_GRADIENT ? long_run_at(t, position, span) : long_group_at(t, position, span);
 }
 
 // ---- Entries ----

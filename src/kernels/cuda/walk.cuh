@@ -1,5 +1,5 @@
 // walk.cuh: reductions where there is enough to do to fill the device: one rower for each group of up to 256 places.
-// Longer groups are left to share_chunks.
+// Longer groups are left to walk_chunks.
 #ifndef SHF_CUDA_WALK_CUH
 #define SHF_CUDA_WALK_CUH
 
@@ -7,16 +7,7 @@
 
 namespace shf {
 
-template <class E, int VE, class Op>
-struct Occupancy { // blocks of a multiprocessor, by the registers that several rows in flight take
-#ifdef SHF_WALK_BLOCKS
-  enum { BLOCKS = SHF_WALK_BLOCKS };
-#else
-  enum { BLOCKS = 3 };
-#endif
-};
-
-// A rower leaves a group that is too long to share_chunks.
+// A rower leaves a group that is too long to walk_chunks.
 __device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span &span)
 {
   if (span.end - span.start <= SHF_CHUNK) return false;
@@ -26,14 +17,14 @@ __device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span
 
 // The group's three steps are in walk_places: indices, rows, combine.
 template <class E, int VE, class Op, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(BLOCK, Occupancy<E, VE, Op>::BLOCKS) walk_groups(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(WALKERS, USUAL >= 0 ? WALK_BLOCKS : 8) walk_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   begin_after(t);
   Team m = team_of(t.lane_bits, 0);
-  int rowers = BLOCK >> t.lane_bits;
+  int rowers = WALKERS >> t.lane_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
   int64_t all = t.groups * t.batch;
   for (int64_t base = (int64_t)blockIdx.x * rowers; base < all; base += (int64_t)gridDim.x * rowers) {
@@ -108,7 +99,7 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
 // Each rower takes sixteen groups and goes through all their rows in one stream, so that loads are in flight across
 // groups; a result is stored wherever a group ends. (Sixteen rows or fewer are added from left to right.)
 template <class E, int VE, int USUAL>
-__global__ void __launch_bounds__(BLOCK, 3) sum_short(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(WALKERS, 8) sum_short(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
   typedef Sum<E, VE> Op;
@@ -116,7 +107,7 @@ __global__ void __launch_bounds__(BLOCK, 3) sum_short(const __grid_constant__ Ta
   extern __shared__ __align__(16) char memory[];
   begin_after(t);
   Team m = team_of(t.lane_bits, 0);
-  int rowers = BLOCK >> t.lane_bits;
+  int rowers = WALKERS >> t.lane_bits;
   ShortGroups *own = (ShortGroups *)memory + m.number;
   int64_t first = ((int64_t)blockIdx.x * rowers + m.number) * SHORT_GROUPS;
   unsigned empty;
@@ -133,24 +124,26 @@ __global__ void __launch_bounds__(BLOCK, 3) sum_short(const __grid_constant__ Ta
       Out<E, VE>::store(t.target.data + (first + k) * t.target.row_stride, at.column, t.dim, x, t.out_dtype,
                         t.store_wide);
     };
-#pragma unroll 1
-    for (int at_row = 0; at_row < longest; at_row += IN_FLIGHT) {
-      uint32_t refs[IN_FLIGHT];
-      Columns<E, VE> row[IN_FLIGHT];
+    Batch<E, VE, true, false> a, b;
+    auto add = [&](const Batch<E, VE, true, false> &rows, int from) {
       uint8_t ends[IN_FLIGHT];
-      load_refs<IN_FLIGHT>(own->ref + at_row, refs);
-      memcpy(ends, own->ends + at_row, sizeof ends);
-#pragma unroll
-      for (int i = 0; i < IN_FLIGHT; i++)
-        row[i].fetch(base + Ref<true>::offset(refs[i], t.source.row_stride), E::QUANTISED ? at.column : 0, t.dim,
-                     refs[i] != no_row<true>() && at.active);
+      memcpy(ends, own->ends + from, sizeof ends);
 #pragma unroll
       for (int i = 0; i < IN_FLIGHT; i++) {
-        sum.take(t, row[i], true, 1, 0);
+        sum.take(t, rows.row[i], true, 1, 0);
         if (ends[i] == NO_GROUP) continue;
         if (at.active) store(ends[i]);
         sum.start();
       }
+    };
+    if (longest > 0) a.load(t, base, own->ref, at);
+#pragma unroll 1
+    for (int from = 0; from < longest; from += 2 * IN_FLIGHT) {
+      int second = from + IN_FLIGHT, third = second + IN_FLIGHT;
+      if (second < longest) b.load(t, base, own->ref + second, at);
+      add(a, from);
+      if (third < longest) a.load(t, base, own->ref + third, at);
+      if (second < longest) add(b, second);
     }
     for (unsigned left = longest >= 0 ? empty : 0; left && at.active; left &= left - 1) store(__ffs((int)left) - 1);
     if (longest >= 0) continue;
