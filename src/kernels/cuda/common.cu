@@ -209,15 +209,12 @@ void scan_values(Launcher &l, const ScanTask &t)
 
 enum { STARTS_EACH = 4, STARTS_TILE = BLOCK * STARTS_EACH, FEW_STARTS = 8 };
 
-// The group of entry n among all of `groups`: -1 in front of the first entry, `groups` behind the last.
-__device__ __forceinline__ int64_t group_at(const StartsTask &t, int64_t problem, int64_t n, int64_t entries,
-                                            int64_t groups)
+// The id of entry n, as it is: -1 in front of the first entry, the largest behind the last.
+__device__ __forceinline__ int64_t id_at(const StartsTask &t, const char *ids, int64_t n, int64_t entries)
 {
   if (n < 0) return -1;
-  if (n >= entries) return groups;
-  int64_t id = t.sorted.keys ? (int64_t)key_at(t.sorted, n)
-                             : load_index(t.ids.data + problem * t.ids.batch_stride, n, t.ids_wide);
-  return id < 0 ? -1 : id > groups ? groups : id;
+  if (n >= entries) return INT64_MAX;
+  return t.sorted.keys ? (int64_t)key_at(t.sorted, n) : load_index(ids, n, t.ids_wide);
 }
 
 // Group s begins at entry n. Keys count over all problems, each of which has an end behind its starts.
@@ -240,42 +237,37 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
   __shared__ int64_t gap[STARTS_TILE / FEW_STARTS][3];
   __shared__ int gaps;
   let_next_begin();
+  if (t.list_count && blockIdx.x + blockIdx.y == 0 && threadIdx.x == 0) *t.list_count = 0;
   bool keyed = t.sorted.keys != nullptr;
   int64_t problems = keyed ? 1 : t.batch, groups = keyed ? t.groups * t.batch : t.groups;
   int64_t entries = !keyed ? t.entries : is_for(t.sorted) ? t.entries * t.batch : 0; // another's grouping: none
-  for (int64_t problem = blockIdx.y; problem < problems; problem += gridDim.y)
+  for (int64_t problem = blockIdx.y; problem < problems; problem += gridDim.y) {
+    const char *ids = t.ids.data + problem * t.ids.batch_stride;
     for (int64_t base = (int64_t)blockIdx.x * STARTS_TILE; base <= entries; base += (int64_t)gridDim.x * STARTS_TILE) {
-      int64_t before[STARTS_EACH], here[STARTS_EACH];
-      __syncthreads();
+      int64_t id[STARTS_EACH], first = base + threadIdx.x;
       if (threadIdx.x == 0) gaps = 0;
 #pragma unroll
-      for (int i = 0; i < STARTS_EACH; i++)
-        here[i] = group_at(t, problem, base + i * BLOCK + threadIdx.x, entries, groups);
+      for (int i = 0; i < STARTS_EACH; i++) id[i] = id_at(t, ids, first + i * BLOCK, entries);
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < STARTS_EACH; i++) {
-        before[i] = __shfl_up_sync(0xffffffffu, here[i], 1);
-        if (threadIdx.x % WARP == 0)
-          before[i] = group_at(t, problem, base + i * BLOCK + threadIdx.x - 1, entries, groups);
-      }
-#pragma unroll
-      for (int i = 0; i < STARTS_EACH; i++) {
-        int64_t n = base + i * BLOCK + threadIdx.x;
-        if (before[i] >= here[i]) continue;
-        if (here[i] - before[i] <= FEW_STARTS) {
-          for (int64_t s = before[i] + 1; s <= here[i]; s++) put_start(t, problem, s, n);
-        } else {
-          int at = atomicAdd(&gaps, 1);
-          if (at < STARTS_TILE / FEW_STARTS) gap[at][0] = before[i] + 1, gap[at][1] = here[i], gap[at][2] = n;
-          // ids that jump up and down: more than there is room for
-          for (int64_t s = before[i] + 1; at >= STARTS_TILE / FEW_STARTS && s <= here[i]; s++)
-            put_start(t, problem, s, n);
-        }
+        int64_t n = first + i * BLOCK, before = __shfl_up_sync(0xffffffffu, id[i], 1);
+        if (threadIdx.x % WARP == 0) before = id_at(t, ids, n - 1, entries);
+        if (before == id[i]) continue;
+        before = max(min(before, groups), (int64_t)-1);
+        int64_t here = max(min(id[i], groups), (int64_t)-1), at = STARTS_TILE / FEW_STARTS;
+        if (here - before > FEW_STARTS) at = atomicAdd(&gaps, 1);
+        if (at < STARTS_TILE / FEW_STARTS)
+          gap[at][0] = before + 1, gap[at][1] = here, gap[at][2] = n;
+        else // few; or ids jump up and down, and there is no more room
+          for (int64_t s = before + 1; s <= here; s++) put_start(t, problem, s, n);
       }
       __syncthreads();
       for (int g = 0; g < min(gaps, (int)(STARTS_TILE / FEW_STARTS)); g++)
         for (int64_t s = gap[g][0] + threadIdx.x; s <= gap[g][1]; s += BLOCK) put_start(t, problem, s, gap[g][2]);
+      __syncthreads();
     }
+  }
 }
 
 void find_starts(Launcher &l, const StartsTask &t)
@@ -283,6 +275,31 @@ void find_starts(Launcher &l, const StartsTask &t)
   int64_t entries = t.sorted.keys ? t.entries * t.batch : t.entries;
   launch(l, find_starts_kernel, grid_of(entries / STARTS_TILE + 1, t.sorted.keys ? 1 : t.batch), BLOCK, 0, t);
 }
+
+// ---- The list of what is left to walk_chunks ----
+
+int64_t list_bytes(int64_t most)
+{
+  return 64 + shf_align64(most * (int64_t)sizeof(LongGroup)) + shf_align64(most * (int64_t)sizeof(LongItem));
+}
+
+LongList list_in(char *memory, int64_t most)
+{
+  LongList list;
+  list.count = (unsigned long long *)memory;
+  list.groups = (LongGroup *)(memory + 64);
+  list.items = (LongItem *)(memory + 64 + shf_align64(most * (int64_t)sizeof(LongGroup)));
+  list.most = most;
+  return list;
+}
+
+__global__ void empty_list_kernel(const __grid_constant__ LongList list)
+{
+  let_next_begin();
+  *list.count = 0;
+}
+
+void empty_list(Launcher &l, const LongList &list) { launch(l, empty_list_kernel, dim3(1), 1, 0, list); }
 
 // ---- Rows per segment ----
 

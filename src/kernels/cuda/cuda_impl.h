@@ -132,8 +132,14 @@ struct StartsTask {
   Sorted sorted;
   int64_t entries, groups, batch;
   int64_t *starts;
+  unsigned long long *list_count; // emptied on the way; NULL: none
 };
 void find_starts(Launcher &l, const StartsTask &t);
+
+// The list of what is left to walk_chunks: its memory, and how it is emptied before kernels enter something.
+int64_t list_bytes(int64_t most);
+LongList list_in(char *memory, int64_t most);
+void empty_list(Launcher &l, const LongList &list);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.
 struct CountTask {

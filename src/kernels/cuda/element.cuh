@@ -90,6 +90,37 @@ template <> __device__ __forceinline__ uint8_t load_if<1>(const char *p, bool th
   return (uint8_t)w;
 }
 
+// ---- What the second-level cache should keep ----
+
+// Rows that are read and written once should not push out those that are read again and again.
+__device__ __forceinline__ uint64_t policy_once()
+{
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t policy_again()
+{
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint4 load_if_by(const char *p, bool there, uint64_t policy)
+{
+  uint4 w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@q ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n}"
+      : "=&r"(w.x), "=&r"(w.y), "=&r"(w.z), "=&r"(w.w)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there), "l"(policy));
+  return w;
+}
+__device__ __forceinline__ void store_by(char *p, uint4 w, uint64_t policy)
+{
+  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(__cvta_generic_to_global(p)),
+               "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(policy)
+               : "memory");
+}
+
 // ---- 16-bit numbers: exact to f32, to nearest even from it, denormals kept ----
 
 __device__ __forceinline__ float f16_value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
@@ -165,6 +196,14 @@ template <class E, int VE> struct Columns {
   __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t, bool there = true)
   {
     word = load_if<BYTES>(row + column * (int64_t)sizeof(typename E::cell), there);
+  }
+  // The same with a wish of what the cache should do; `row` is the lane's first column.
+  __device__ __forceinline__ void fetch_by(const char *row, bool there, uint64_t policy)
+  {
+    if constexpr (BYTES == 16)
+      word = load_if_by(row, there, policy);
+    else
+      word = load_if<BYTES>(row, there);
   }
   __device__ __forceinline__ void get(typename E::best *x) const { memcpy(x, &word, sizeof word); }
   __device__ __forceinline__ void values(typename E::acc *x) const
@@ -273,6 +312,19 @@ template <class E, int VE> struct Out {
 #pragma unroll
     for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
     store_cells<typename E::cell, VE>(row, column, dim, cells, wide);
+  }
+  // A whole word of columns; `row` is the lane's first.
+  static __device__ __forceinline__ void store_by(char *row, const typename E::acc *x, uint64_t policy)
+  {
+    typename E::cell cells[VE];
+#pragma unroll
+    for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
+    typename Word<VE * sizeof(typename E::cell)>::type bits;
+    memcpy(&bits, cells, sizeof bits);
+    if constexpr (sizeof bits == 16)
+      shf::store_by(row, bits, policy);
+    else
+      *(decltype(bits) *)row = bits;
   }
   static __device__ __forceinline__ void store_best(char *row, int64_t column, int64_t dim, const typename E::best *x,
                                                     int, bool wide)

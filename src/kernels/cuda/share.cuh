@@ -112,6 +112,79 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
   term.finish(t, g.problem, g.group, g.length, at, held);
 }
 
+// One chunk: its places, and what by_frequency multiplies with.
+template <class E> struct Chunk {
+  LongGroup g;
+  int64_t chunk, entry;
+  int places; // 0: none. Rowers of one warp go on together, with chunks or without.
+  typename E::acc scale;
+};
+
+template <class E>
+__device__ __forceinline__ Chunk<E> chunk_of(const Task &t, const LongGroup &g, int64_t chunk, bool takes)
+{
+  Chunk<E> c = {g, chunk, g.start + chunk * SHF_CHUNK, 0, 1};
+  if (takes) c.places = (int)min((int64_t)SHF_CHUNK, g.start + g.length - c.entry);
+  if (t.by_frequency) c.scale = frequency_of<E>(g.length);
+  return c;
+}
+
+// Enters `groups` groups with `items` chunks into the list; true when there is room. (Offsets that are out of order can
+// claim more.)
+__device__ __forceinline__ bool enter_list(const Task &t, int groups, int64_t items, uint32_t *group, int64_t *item)
+{
+  wait_for_launch_before(); // the list has been emptied
+  unsigned long long before =
+      atomicAdd(t.list.count, (unsigned long long)groups << ITEM_BITS | (unsigned long long)items);
+  *group = (uint32_t)(before >> ITEM_BITS);
+  *item = (int64_t)(before & ((1ull << ITEM_BITS) - 1));
+  return *group + (int64_t)groups <= t.list.most && *item + items <= t.list.most;
+}
+
+__device__ __forceinline__ int64_t chunks_of(const Span &span)
+{
+  return (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK;
+}
+
+// Writes a group that was entered, and its chunks, by `threads` threads.
+__device__ __forceinline__ void list_group(const Task &t, const Span &span, uint32_t group, int64_t item, int thread,
+                                           int threads)
+{
+  int64_t chunks = chunks_of(span);
+  if (thread == 0)
+    t.list.groups[group] =
+        LongGroup{span.problem, span.group, span.start, span.end - span.start, first_slot(span.start)};
+  for (int64_t i = thread; i < chunks; i += threads) t.list.items[item + i] = LongItem{group, (uint32_t)i};
+  if (chunks > 1) claim_slots(t, span, thread, threads);
+}
+
+// The chunks that were listed: each rower takes one after the other. Where nothing is long, as is usual, there are none.
+template <class E, int VE, class Op, int USUAL>
+__global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant__ Task given)
+{
+  enum { NARROW = USUAL >= 0 };
+  const Task &t = usual<USUAL>(given);
+  extern __shared__ __align__(16) char memory[];
+  wait_for_launch_before();
+  int64_t items = min((int64_t)(*t.list.count & ((1ull << ITEM_BITS) - 1)), t.list.most);
+  Team m = team_of(t.lane_bits, 0);
+  int rowers = WALKERS >> t.lane_bits;
+  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
+  for (int64_t base = blockIdx.x; base < items; base += (int64_t)gridDim.x * rowers) {
+    int64_t number = base + (int64_t)m.number * gridDim.x;
+    LongItem item = t.list.items[min(number, items - 1)];
+    Chunk<E> c = chunk_of<E>(t, t.list.groups[item.group], item.chunk, number < items);
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places, most_of_warp(c.places),
+                                                        at, c.scale);
+      if (c.places > 0) climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
+    }
+  }
+}
+
+// ---- Small problems ----
+
 // Chunks that a block has found.
 struct Found {
   enum { LOOKED_AT = 64 }; // pairs of slots at once
@@ -143,52 +216,8 @@ __device__ __forceinline__ bool find_chunks(const Task &t, Found *found, int64_t
   return true;
 }
 
-// One chunk: its places, and what by_frequency multiplies with.
-template <class E> struct Chunk {
-  LongGroup g;
-  int64_t chunk, entry;
-  int places; // 0: none. Rowers of one warp go on together, with chunks or without.
-  typename E::acc scale;
-};
-
-template <class E> __device__ __forceinline__ Chunk<E> chunk_of(const Task &t, const Found &found, int number)
-{
-  int i = min(number, found.count - 1);
-  Chunk<E> c = {found.group[i], found.chunk[i], 0, 0, 1};
-  c.entry = c.g.start + c.chunk * SHF_CHUNK;
-  if (number < found.count) c.places = (int)min((int64_t)SHF_CHUNK, c.g.start + c.g.length - c.entry);
-  if (t.by_frequency) c.scale = frequency_of<E>(c.g.length);
-  return c;
-}
-
-// The chunks of long groups. Blocks look for them, while the kernel before may still be at the short groups; then each
-// rower takes one after the other. Where nothing is long, as is usual, that is all.
-template <class E, int VE, class Op, int USUAL>
-__global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant__ Task given)
-{
-  enum { NARROW = USUAL >= 0 };
-  const Task &t = usual<USUAL>(given);
-  extern __shared__ __align__(16) char memory[];
-  __shared__ Found found;
-  if (t.awaits) wait_for_launch_before();
-  Team m = team_of(t.lane_bits, 0);
-  int rowers = WALKERS >> t.lane_bits;
-  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
-  for (int64_t first = 0; find_chunks(t, &found, first); first += Found::LOOKED_AT) {
-    wait_for_launch_before(); // slots are claimed
-    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-      Spot at = spot_of(t, m, tile, VE);
-      for (int base = 0; base < found.count; base += rowers) {
-        Chunk<E> c = chunk_of<E>(t, found, base + m.number);
-        Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places,
-                                                          most_of_warp(c.places), at, c.scale);
-        if (c.places > 0) climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
-      }
-    }
-  }
-}
-
-// The same in small problems: a team takes one chunk after the other.
+// Blocks look for the chunks of long groups, while the kernel before may still be at the short ones; then teams take one
+// after the other.
 template <class E, int VE, class Op, int USUAL>
 __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__ Task given)
 {
@@ -206,7 +235,8 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
       for (int base = 0; base < found.count; base += teams) {
-        Chunk<E> c = chunk_of<E>(t, found, base + m.number);
+        int i = min(base + m.number, found.count - 1);
+        Chunk<E> c = chunk_of<E>(t, found.group[i], found.chunk[i], base + m.number < found.count);
         Op term = share_places<E, VE, Op, NARROW>(t, m, s, parts, c.g.problem, c.entry, c.places, at, c.scale);
         if (m.rower == 0 && c.places > 0)
           climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
@@ -214,8 +244,6 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
     }
   }
 }
-
-// ---- Small problems ----
 
 // For few groups: a team takes one.
 template <class E, int VE, class Op, int USUAL>

@@ -106,23 +106,18 @@ template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::W
     }                                                                                    \
   } while (0)
 
-// The chunks of long groups or runs, where there can be any, by as many blocks as fill the device.
-template <class E, int VE, class Op, int USUAL> void launch_chunks(Launcher &l, const Task &t)
+// The chunks that were listed, by as many rowers as fill the device.
+template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, const Task &t)
 {
-  int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 8;
-  dim3 grid = grid_of(pairs < most ? pairs : most, t.tiles);
-  if (l.loading || !t.chunk_bits)
-    launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid, WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
-  most = (int64_t)l.device.processors * 2;
-  grid.x = (unsigned)(pairs < most ? pairs : most);
-  if (l.loading || t.chunk_bits)
-    launch_next(l, share_chunks<E, VE, Op, USUAL>, grid, BLOCK, team_bytes<E, Op>(t, USUAL >= 0), t);
+  int64_t most = (int64_t)l.device.processors * 8, blocks = t.list.most < most ? t.list.most : most;
+  launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, t.tiles), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
 }
 
-// A kernel that begins a task: it may overlap with the one before it only if it waits for that.
-inline void start(Launcher &l, const Task &t, void (*kernel)(Task), dim3 grid, int threads, size_t shared)
+// A kernel that begins a task, and may overlap with one of the run before it (`overlaps`), for which it waits itself.
+inline void start(Launcher &l, const Task &t, bool overlaps, void (*kernel)(Task), dim3 grid, int threads,
+                  size_t shared)
 {
-  if (t.awaits)
+  if (overlaps)
     launch_next(l, kernel, grid, threads, shared, t);
   else
     launch(l, kernel, grid, threads, shared, t);
@@ -130,6 +125,8 @@ inline void start(Launcher &l, const Task &t, void (*kernel)(Task), dim3 grid, i
 
 template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, const Task &t)
 {
+  bool lists = t.slot_count > 0, overlaps = t.awaits || lists;
+  if (l.loading || (lists && !t.awaits)) empty_list(l, t.list);
   int64_t rowers = WALKERS >> t.lane_bits, groups = t.groups * t.batch;
   dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);
   bool sums_short = false;
@@ -137,12 +134,13 @@ template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, co
     sums_short = t.sink == SINK_SUM && t.entries <= groups * 3;
     int64_t each = rowers * SHORT_GROUPS;
     if (l.loading || sums_short)
-      start(l, t, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles), WALKERS,
+      start(l, t, overlaps, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles), WALKERS,
             (size_t)rowers * sizeof(ShortGroups));
   }
   if (l.loading || !sums_short)
-    start(l, t, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid, WALKERS,
+    start(l, t, overlaps, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid, WALKERS,
           walk_bytes<E>(t, USUAL >= 0));
+  if (l.loading || lists) launch_listed<E, VE, Op, USUAL>(l, t);
 }
 
 template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &l, Task t)
@@ -150,11 +148,13 @@ template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &
   bool little = is_little(t);
   if (little || l.loading) {
     int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;
-    start(l, t, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles), BLOCK,
+    start(l, t, t.awaits, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles), BLOCK,
           team_bytes<E, Op>(t, USUAL >= 0));
+    int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 2;
+    launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
+                team_bytes<E, Op>(t, USUAL >= 0), t);
   }
   if (!little || l.loading) launch_walk<E, VE, Op, USUAL>(l, t);
-  launch_chunks<E, VE, Op, USUAL>(l, t);
 }
 
 template <class E, int VE, class Op> void launch_groups(Launcher &l, Task t)
@@ -172,17 +172,17 @@ template <class E, int VE> void launch_runs(Launcher &l, Task t)
   plan_launch(l, t, VE, t.columns ? 0 : 1);
   bool plain = !has_coefficients(t) && !t.by_frequency, as_usual = is_usual_here<E, VE>(t);
   dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
+  empty_list(l, t.list);
   auto send = [&](bool usual, bool with_coefficients, void (*kernel)(Task)) {
-    size_t bytes =
-        walk_bytes<E>(t, usual) * (BLOCK / WALKERS) + (with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0);
-    if (l.loading || (usual == as_usual && with_coefficients == !plain)) launch(l, kernel, grid, BLOCK, bytes, t);
+    size_t bytes = with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0;
+    if (l.loading || (usual == as_usual && with_coefficients == !plain)) launch_next(l, kernel, grid, BLOCK, bytes, t);
   };
   if constexpr (VE == E::WIDE) send(true, false, walk_runs<E, VE, false, BY_GRADIENT>);
   send(false, false, walk_runs<E, VE, false, NOT_USUAL>);
   send(false, true, walk_runs<E, VE, true, NOT_USUAL>);
   if constexpr (VE == E::WIDE)
-    if (l.loading || as_usual) launch_chunks<E, VE, Op, BY_GRADIENT>(l, t);
-  if (l.loading || !as_usual) launch_chunks<E, VE, Op, NOT_USUAL>(l, t);
+    if (l.loading || as_usual) launch_listed<E, VE, Op, BY_GRADIENT>(l, t);
+  if (l.loading || !as_usual) launch_listed<E, VE, Op, NOT_USUAL>(l, t);
 }
 
 // Whether lanes may own WIDE columns: every row of every operand must be aligned for it.

@@ -46,6 +46,25 @@ struct LongGroup {
   int64_t problem, group, start, length, slot;
 };
 
+// In large problems kernels list what they leave to walk_chunks: groups, and their chunks one by one. Both are counted
+// in one word.
+struct LongItem {
+  uint32_t group, chunk; // which of the list
+};
+struct LongList {
+  unsigned long long *count;
+  LongGroup *groups;
+  LongItem *items;
+  int64_t most; // groups, and items, that there is room for
+};
+enum { ITEM_BITS = 32 };
+
+// Room for all groups of at least `least` places, of which there are no more chunks than this.
+__host__ __device__ __forceinline__ int64_t most_listed(int64_t entries, int64_t least)
+{
+  return least > SHF_CHUNK ? entries / SHF_CHUNK * 2 + 2 : entries / least + 1;
+}
+
 struct Task {
   // extents of one problem, and the number of problems
   int64_t dim, groups, entries, batch;
@@ -75,7 +94,8 @@ struct Task {
   // slots of long groups
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
-  int awaits;                     // a kernel before this one in the run finds where the groups begin
+  LongList list;
+  int awaits; // a kernel before this one in the run finds where the groups begin
   // launch
   int lane_bits;    // 2^lane_bits threads share a row, up to 32
   int64_t tiles;    // times so many lanes * VE columns make dim
@@ -215,17 +235,24 @@ __host__ __device__ __forceinline__ int64_t slots_for(int64_t entries)
   return entries > SHF_CHUNK ? first_slot(entries) + 2 : 0;
 }
 
+// Where a position would lie if all groups were equally long.
+__device__ __forceinline__ int64_t guess_group(const Task &t, int64_t position)
+{
+  int64_t all = t.groups * t.batch;
+  int64_t guess = (int64_t)((float)position / (float)(t.entries * t.batch) * (float)all);
+  return guess < 0 ? 0 : guess >= all ? all - 1 : guess;
+}
+
 // The last group, over all problems, that starts at or before `position`; groups lie in order. The guess is right when
 // groups are about as long as each other, so that few offsets are read; otherwise leaps grow until they enclose it.
 __device__ inline int64_t group_holding(const Task &t, int64_t position)
 {
-  int64_t all = t.groups * t.batch, entries = t.entries * t.batch;
+  int64_t all = t.groups * t.batch;
   auto starts_before = [&](int64_t g) {
     int64_t problem = t.batch > 1 ? g / t.groups : 0;
     return group_start(t, problem, g - problem * t.groups) <= position;
   };
-  int64_t guess = (int64_t)((float)position / (float)entries * (float)all);
-  guess = guess < 0 ? 0 : guess >= all ? all - 1 : guess;
+  int64_t guess = guess_group(t, position);
   int64_t low, high, leap = 1;
   if (starts_before(guess)) {
     low = guess;
@@ -280,25 +307,10 @@ __device__ inline bool long_group_at(const Task &t, int64_t position, Span *span
   int64_t all = t.entries * t.batch;
   if (position >= all) position = all - 1;
   if (position < 0 || t.groups * t.batch == 0) return false;
-  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays.
-  *span = span_of(t, group_holding(t, position));
-  return span->end - span->start > SHF_CHUNK;
-}
-
-// The same for runs. One of more than 256 goes on for 128 to at least one side, so that for most entries two more keys
-// tell that they are in none.
-__device__ inline bool long_run_at(const Task &t, int64_t position, Span *span)
-{
-  enum { HALF = SHF_CHUNK / 2 };
-  int64_t all = t.entries * t.batch;
-  if (position >= all) position = all - 1;
-  if (position < 0 || !is_for(t.sorted)) return false;
-  const Sorted &s = t.sorted;
-  uint64_t key = key_at(s, position);
-  bool goes_on = (position >= HALF && key_at(s, position - HALF) == key) ||
-                 (position + HALF < all && key_at(s, position + HALF) == key);
-  if (key >= s.none || !goes_on) return false;
-  *span = run_span(t, key, bound_of(s, 0, position, key, false), bound_of(s, position, all, key, true));
+  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays. Where groups are of
+  // one length the first guess is right, and both its ends come at once.
+  *span = span_of(t, guess_group(t, position));
+  if (position < span->start || position >= span->end) *span = span_of(t, group_holding(t, position));
   return span->end - span->start > SHF_CHUNK;
 }
 
@@ -307,7 +319,7 @@ __device__ inline bool long_run_at(const Task &t, int64_t position, Span *span)
 __device__ inline bool long_group_of_pair(const Task &t, int64_t pair, Span *span)
 {
   int64_t position = pair * SHF_CHUNK + SHF_CHUNK - 1;
-  return t.decode == BY_GRADIENT ? long_run_at(t, position, span) : long_group_at(t, position, span);
+  return long_group_at(t, position, span);
 }
 
 // ---- Entries ----

@@ -11,13 +11,22 @@ namespace shf {
 __device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span &span)
 {
   if (span.end - span.start <= SHF_CHUNK) return false;
-  if (blockIdx.y == 0) claim_slots(t, span, m.lane, m.lanes);
+  if (blockIdx.y > 0) return true;
+  uint32_t group = 0;
+  int64_t item = 0;
+  int room = 0;
+  if (m.lane == 0) room = enter_list(t, 1, chunks_of(span), &group, &item);
+  room = __shfl_sync(m.mask, room, 0, m.lanes);
+  group = __shfl_sync(m.mask, group, 0, m.lanes);
+  item = __shfl_sync(m.mask, item, 0, m.lanes);
+  if (room) list_group(t, span, group, item, m.lane, m.lanes);
   return true;
 }
 
 // The group's three steps are in walk_places: indices, rows, combine.
 template <class E, int VE, class Op, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(WALKERS, USUAL >= 0 ? WALK_BLOCKS : 8) walk_groups(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(WALKERS, USUAL >= 0 && sizeof(typename E::acc) == 4 ? WALK_BLOCKS : 8)
+    walk_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
@@ -39,7 +48,9 @@ __global__ void __launch_bounds__(WALKERS, USUAL >= 0 ? WALK_BLOCKS : 8) walk_gr
       typename E::acc held[VE];
       if (takes) total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, places, at, held);
     }
+    if (NARROW) break; // there is a rower for each
   }
+  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 // ---- Short groups: plain sums of a few rows ----
@@ -99,7 +110,8 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
 // Each rower takes sixteen groups and goes through all their rows in one stream, so that loads are in flight across
 // groups; a result is stored wherever a group ends. (Sixteen rows or fewer are added from left to right.)
 template <class E, int VE, int USUAL>
-__global__ void __launch_bounds__(WALKERS, 8) sum_short(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 12)
+    sum_short(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
   typedef Sum<E, VE> Op;
@@ -124,9 +136,11 @@ __global__ void __launch_bounds__(WALKERS, 8) sum_short(const __grid_constant__ 
       Out<E, VE>::store(t.target.data + (first + k) * t.target.row_stride, at.column, t.dim, x, t.out_dtype,
                         t.store_wide);
     };
-    Batch<E, VE, true, false> a, b;
-    auto add = [&](const Batch<E, VE, true, false> &rows, int from) {
+#pragma unroll 1
+    for (int from = 0; from < longest; from += IN_FLIGHT) {
+      Batch<E, VE, true, false> rows;
       uint8_t ends[IN_FLIGHT];
+      rows.load(t, base, own->ref + from, at);
       memcpy(ends, own->ends + from, sizeof ends);
 #pragma unroll
       for (int i = 0; i < IN_FLIGHT; i++) {
@@ -135,15 +149,6 @@ __global__ void __launch_bounds__(WALKERS, 8) sum_short(const __grid_constant__ 
         if (at.active) store(ends[i]);
         sum.start();
       }
-    };
-    if (longest > 0) a.load(t, base, own->ref, at);
-#pragma unroll 1
-    for (int from = 0; from < longest; from += 2 * IN_FLIGHT) {
-      int second = from + IN_FLIGHT, third = second + IN_FLIGHT;
-      if (second < longest) b.load(t, base, own->ref + second, at);
-      add(a, from);
-      if (third < longest) a.load(t, base, own->ref + third, at);
-      if (second < longest) add(b, second);
     }
     for (unsigned left = longest >= 0 ? empty : 0; left && at.active; left &= left - 1) store(__ffs((int)left) - 1);
     if (longest >= 0) continue;
@@ -158,6 +163,7 @@ __global__ void __launch_bounds__(WALKERS, 8) sum_short(const __grid_constant__ 
       if (takes) whole.finish(t, 0, span.group, places, at, nullptr);
     }
   }
+  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf
