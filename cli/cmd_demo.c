@@ -6,11 +6,13 @@
 #include "demo.h"
 
 static const char help[] =
-  "Usage: sheaf demo [--threads N] [--seconds S] [--quick]\n\n"
+  "Usage: sheaf demo [--device cpu|cuda|cuda:N] [--threads N] [--seconds S] [--quick]\n\n"
   "Makes a table and index batches, measures this machine's memory bandwidth, then runs lookups, bags and segment\n"
   "reductions, forward and backward. Each result is checked by plain code in double precision; each time is shown as\n"
   "GB/s of bytes that had to move and as a fraction of the measured bandwidth that fits: 'gather' (rows at random\n"
-  "places), 'read' (sequential) or 'copy'. Needs about 1 GB of memory, less with --quick.\n\n"
+  "places), 'read' (sequential) or 'copy', which is what a device is held against. Needs about 1 GB of memory, less\n"
+  "with --quick.\n\n"
+  "  --device D     where to run: cpu (default), cuda or cuda:N\n"
   "  --threads N    threads of every run and of the measurement; default: the library's\n"
   "  --seconds S    how long to measure, about; default 12, with --quick 2\n"
   "  --quick        a small table\n"
@@ -31,11 +33,26 @@ static void print_machine(const demo_data *data, const double bandwidth[DEMO_CEI
 #ifndef _OPENMP
   if (data->threads > 1) puts("(measured with one thread: this command was built without OpenMP)");
 #endif
+}
+
+static void print_columns(void)
+{
   printf("\n%-23s  %-28s  %9s  %6s  %-12s  %-5s  %s\n", "operation", "shape", "time", "GB/s", "of bandwidth", "check",
          "kernel");
 }
 
-static void print_result(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS])
+static void print_device(demo_data *data, const double bandwidth[DEMO_CEILINGS])
+{
+  sheaf_device_info info = {.name = "a CUDA device"};
+  sheaf_device_describe(data->on.device, &info);
+  printf("Sheaf %s on %s, %d.%d, %d processors\n", sheaf_version(), info.name, info.major, info.minor, info.processors);
+  printf("Table: %lld rows of %d f32, %.0f MB; everything together %.2f GB\n", (long long)data->rows, DEMO_DIM,
+         (double)data->rows * DEMO_DIM * sizeof(float) / 1e6, (double)data->block_bytes / 1e9);
+  printf("This device: copy %.0f GB/s (read and written)\n", bandwidth[DEMO_COPY] / 1e9);
+}
+
+static void print_result(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS],
+                         demo_ceiling ceiling)
 {
   if (result->fault[0]) {
     printf("%-23s  %-28s  FAILED: %s; kernel %s\n", op->name, result->shape, result->fault,
@@ -43,18 +60,27 @@ static void print_result(const demo_op *op, const demo_result *result, const dou
     return;
   }
   double speed = (double)result->bytes / result->seconds;
-  printf("%-23s  %-28s  %6.2f ms  %6.1f  %4.2f %-7s  %-5s  %s\n", op->name, result->shape, 1e3 * result->seconds,
-         speed / 1e9, speed / bandwidth[op->ceiling], ceiling_names[op->ceiling], "ok", result->kernel);
+  printf("%-23s  %-28s  %6.*f ms  %6.1f  %4.2f %-7s  %-5s  %s\n", op->name, result->shape,
+         result->seconds < 1e-3 ? 4 : 2, 1e3 * result->seconds, speed / 1e9, speed / bandwidth[ceiling],
+         ceiling_names[ceiling], "ok", result->kernel);
 }
 
 static int run_all(demo_data *data, double seconds, int min_runs)
 {
-  double bandwidth[DEMO_CEILINGS];
+  double bandwidth[DEMO_CEILINGS] = {0};
+  bool on_device = data->on.block != NULL;
   int failed = 0, count = demo_op_count();
   bench_show_progress("measuring the machine's bandwidth ...");
-  demo_measure_ceilings(data, 0.2 * seconds, bandwidth);
+  if (on_device)
+    bandwidth[DEMO_COPY] = demo_device_bandwidth(data);
+  else
+    demo_measure_ceilings(data, 0.2 * seconds, bandwidth);
   bench_show_progress("");
-  print_machine(data, bandwidth);
+  if (on_device)
+    print_device(data, bandwidth);
+  else
+    print_machine(data, bandwidth);
+  print_columns();
   for (int i = 0; i < count; i++) {
     char line[80];
     snprintf(line, sizeof line, "[%d/%d] %s ...", i + 1, count, demo_op_at(i)->name);
@@ -62,7 +88,7 @@ static int run_all(demo_data *data, double seconds, int min_runs)
     demo_result result;
     demo_op_measure(demo_op_at(i), data, 0.8 * seconds / count, min_runs, &result);
     bench_show_progress("");
-    print_result(demo_op_at(i), &result, bandwidth);
+    print_result(demo_op_at(i), &result, bandwidth, on_device ? DEMO_COPY : demo_op_at(i)->ceiling);
     fflush(stdout);
     failed += result.fault[0] != '\0';
   }
@@ -74,11 +100,22 @@ int cmd_demo(int argc, char **argv)
 {
   int threads = 0, quick = 0;
   double seconds = 0;
-  const cli_option options[] = {
-    {"--threads", CLI_THREADS, &threads}, {"--seconds", CLI_SECONDS, &seconds}, {"--quick", CLI_FLAG, &quick}};
+  const char *device = "cpu";
+  DLDevice where;
+  const cli_option options[] = {{"--threads", CLI_THREADS, &threads},
+                                {"--seconds", CLI_SECONDS, &seconds},
+                                {"--quick", CLI_FLAG, &quick},
+                                {"--device", CLI_TEXT, &device}};
   const cli_syntax syntax = {"demo", help, options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
+  code = cli_device("demo", device, &where);
+  if (code != CLI_GO_ON) return code;
+  int devices;
+  if (where.device_type == kDLCUDA && sheaf_device_count(kDLCUDA, &devices) != SHEAF_OK) {
+    cli_complain("demo", "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
   demo_data data;
   bench_show_progress("filling tables ...");
   if (demo_data_make(&data, quick, threads ? threads : sheaf_threads()) != SHEAF_OK) {
@@ -86,7 +123,15 @@ int cmd_demo(int argc, char **argv)
     cli_complain("demo", "%s", sheaf_last_error());
     return CLI_FAILED;
   }
+  if (where.device_type == kDLCUDA && demo_device_open(&data, where) != SHEAF_OK) {
+    bench_show_progress("");
+    cli_complain("demo", "%s", sheaf_last_error());
+    demo_device_close(&data);
+    demo_data_free(&data);
+    return CLI_FAILED;
+  }
   code = run_all(&data, seconds > 0 ? seconds : quick ? 2 : 12, quick ? 3 : 5);
+  demo_device_close(&data);
   demo_data_free(&data);
   return code;
 }

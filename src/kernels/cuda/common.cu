@@ -6,16 +6,12 @@ namespace shf {
 
 // ---- Copies of rows ----
 
-#ifndef SHF_COPY_ROWS
-#define SHF_COPY_ROWS 4
-#define SHF_COPY_BLOCKS 6
-#endif
-enum { ROWS_IN_FLIGHT = SHF_COPY_ROWS };
+enum { ROWS_IN_FLIGHT = 8 };
 
 // One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an
 // address is one instruction.
 template <class W, class Index, bool NARROW>
-__global__ void __launch_bounds__(BLOCK, SHF_COPY_BLOCKS) copy_words(const __grid_constant__ CopyTask t)
+__global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & ((1 << t.lane_bits) - 1), rowers = BLOCK >> t.lane_bits,
       rower = (int)threadIdx.x >> t.lane_bits;
@@ -43,11 +39,7 @@ __global__ void __launch_bounds__(BLOCK, SHF_COPY_BLOCKS) copy_words(const __gri
 #pragma unroll
         for (int i = 0; i < ROWS_IN_FLIGHT; i++)
           if (base + i * rowers < t.entries)
-#ifdef SHF_COPY_PLAIN
-            *(W *)(target + times(base + i * rowers, t.target.row_stride)) = bits[i];
-#else
             __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
-#endif
       }
     }
 }
@@ -273,6 +265,7 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
 void find_starts(Launcher &l, const StartsTask &t)
 {
   int64_t entries = t.sorted.keys ? t.entries * t.batch : t.entries;
+  if (t.groups == 0 && !l.loading) return;
   launch(l, find_starts_kernel, grid_of(entries / STARTS_TILE + 1, t.sorted.keys ? 1 : t.batch), BLOCK, 0, t);
 }
 

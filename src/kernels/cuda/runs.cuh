@@ -46,6 +46,24 @@ __device__ __forceinline__ int head_of(const unsigned *heads, int at)
   return bits ? word * WARP + 31 - __clz((int)bits) : -1;
 }
 
+// Whether all entries of a tile belong to a run that began before it.
+__device__ __forceinline__ bool is_inside_run(const Task &t, int64_t base, int64_t all)
+{
+  int64_t last = min(base + RUN_TILE, all) - 1;
+  return base > 0 && key_at(t.sorted, base - 1) == key_at(t.sorted, last);
+}
+
+// Asks early for what a run will be added to, so that it is in the cache when its rows are: narrow rows only, since there
+// is not room for so many wide ones.
+template <class E> __device__ __forceinline__ void ask_for_row(const Task &t, const char *row)
+{
+  enum { LINE = 128, MOST_LINES = 2 };
+  int64_t bytes = t.dim * (int64_t)sizeof(typename E::cell);
+  if (t.sink != SINK_ADD || bytes > MOST_LINES * LINE) return;
+  for (int64_t at = 0; at < bytes; at += LINE)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(row + at)));
+}
+
 // Fills in the tile. `coefficients` (NULL: none) gets what each entry is multiplied with.
 template <class E, bool NARROW>
 __device__ __forceinline__ void look_at_tile(const Task &t, int64_t base, RunTile<E, NARROW> *tile,
@@ -80,13 +98,12 @@ __device__ __forceinline__ void look_at_tile(const Task &t, int64_t base, RunTil
     int end = next_head(tile->heads, at + 1), length = end - head;
     Span span = run_span(t, key[k], base + head, base + end);
     if (length <= SHF_FAN_IN) {
+      char *row = target_row(t, t.target, span.problem, span.group, sizeof(typename E::cell));
+      if (at == end - 1 && blockIdx.y == 0) ask_for_row<E>(t, row);
       Place<E> p = decode_gradient<E, NARROW>(t, span.problem, base + at);
       tile->from[at] = (typename Ref<NARROW>::type)p.ref;
       if (coefficients) coefficients[at] = t.by_frequency ? p.coefficient * frequency_of<E>(length) : p.coefficient;
-      if (at == end - 1) {
-        char *row = target_row(t, t.target, span.problem, span.group, sizeof(typename E::cell));
-        tile->to[at] = (typename Ref<NARROW>::type)(NARROW ? span.group : row - t.target.data);
-      }
+      if (at == end - 1) tile->to[at] = (typename Ref<NARROW>::type)(NARROW ? span.group : row - t.target.data);
     } else if (at == head) {
       if (end == RUN_ROOM) span.end = bound_of(t.sorted, base + RUN_TILE, all, key[k], true);
       tile->found[atomicAdd(&tile->found_count, 1)] = span;
@@ -174,20 +191,17 @@ __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const 
   Sum<E, VE> sum;
   sum.start();
   int count = most_of_warp(last - first);
-  RunBatch<E, VE, NARROW> a, b;
-  a.load(t, tile, base, target, first, last, at);
 #pragma unroll 1
-  for (int from = 0; from < count; from += 2 * RUN_STREAM) {
-    int second = first + from + RUN_STREAM;
-    b.load(t, tile, base, target, second, last, at);
-    a.take(t, sum, coefficients, target, first + from, at);
-    a.load(t, tile, base, target, second + RUN_STREAM, last, at);
-    b.take(t, sum, coefficients, target, second, at);
+  for (int from = 0; from < count; from += RUN_STREAM, first += RUN_STREAM) {
+    RunBatch<E, VE, NARROW> rows;
+    rows.load(t, tile, base, target, first, last, at);
+    rows.take(t, sum, coefficients, target, first, at);
   }
 }
 
 template <class E, int VE, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(BLOCK, 2) walk_runs(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || COEFFICIENTS ? 3 : 4)
+    walk_runs(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
@@ -199,6 +213,7 @@ __global__ void __launch_bounds__(BLOCK, 2) walk_runs(const __grid_constant__ Ta
   int64_t all = is_for(t.sorted) ? t.entries * t.batch : 0;
   for (int64_t base = (int64_t)blockIdx.x * RUN_TILE; base < all; base += (int64_t)gridDim.x * RUN_TILE) {
     if (key_at(t.sorted, base) >= t.sorted.none) break; // dropped entries come last
+    if (is_inside_run(t, base, all)) continue;
     look_at_tile<E, NARROW>(t, base, &tile, coefficients);
     if (blockIdx.y == 0) list_runs(t, &tile);
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y)

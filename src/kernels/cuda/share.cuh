@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
 
 // For few groups: a team takes one.
 template <class E, int VE, class Op, int USUAL>
-__global__ void __launch_bounds__(BLOCK, USUAL >= 0 && Op::TAKES_COEFFICIENTS ? 4 : 2)
+__global__ void __launch_bounds__(BLOCK, USUAL >= 0 && Op::TAKES_COEFFICIENTS ? 3 : 2)
     share_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };

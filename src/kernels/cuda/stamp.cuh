@@ -125,7 +125,7 @@ inline void start(Launcher &l, const Task &t, bool overlaps, void (*kernel)(Task
 
 template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, const Task &t)
 {
-  bool lists = t.slot_count > 0, overlaps = t.awaits || lists;
+  bool lists = t.slot_count > 0 && t.groups * t.batch > 0, overlaps = t.awaits || lists;
   if (l.loading || (lists && !t.awaits)) empty_list(l, t.list);
   int64_t rowers = WALKERS >> t.lane_bits, groups = t.groups * t.batch;
   dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);

@@ -7,11 +7,10 @@
 
 namespace shf {
 
-// A rower leaves a group that is too long to walk_chunks.
-__device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span &span)
+// A rower leaves a group that is too long to walk_chunks. (Not inlined, so that it takes no registers from the rest.)
+static __device__ __noinline__ void leave_group(const Task &t, Span span, int lane_bits)
 {
-  if (span.end - span.start <= SHF_CHUNK) return false;
-  if (blockIdx.y > 0) return true;
+  Team m = team_of(lane_bits, 0);
   uint32_t group = 0;
   int64_t item = 0;
   int room = 0;
@@ -20,6 +19,13 @@ __device__ __forceinline__ bool is_long(const Task &t, const Team &m, const Span
   group = __shfl_sync(m.mask, group, 0, m.lanes);
   item = __shfl_sync(m.mask, item, 0, m.lanes);
   if (room) list_group(t, span, group, item, m.lane, m.lanes);
+}
+
+// Whether a group is too long for one rower. `given` is the kernel's own parameter.
+__device__ __forceinline__ bool is_long(const Task &given, const Span &span)
+{
+  if (span.end - span.start <= SHF_CHUNK) return false;
+  if (blockIdx.y == 0) leave_group(given, span, given.lane_bits);
   return true;
 }
 
@@ -39,7 +45,7 @@ __global__ void __launch_bounds__(WALKERS, USUAL >= 0 && sizeof(typename E::acc)
   for (int64_t base = (int64_t)blockIdx.x * rowers; base < all; base += (int64_t)gridDim.x * rowers) {
     int64_t g = base + m.number;
     Span span = span_of(t, min(g, all - 1));
-    bool takes = g < all && !is_long(t, m, span);
+    bool takes = g < all && !is_long(given, span);
     int places = takes ? (int)(span.end - span.start) : 0, longest = most_of_warp(places);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
@@ -157,7 +163,7 @@ __global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 12
       Stage<E, true> s = stage_in<E, true>(memory, 0, 0);
       s.ref = own->ref;
       Span span = span_of(t, min(first + k, t.groups - 1));
-      bool takes = first + k < t.groups && !is_long(t, m, span);
+      bool takes = first + k < t.groups && !is_long(given, span);
       int places = takes ? (int)(span.end - span.start) : 0;
       Op whole = walk_places<E, VE, Op, true, false>(t, m, s, 0, span.start, places, most_of_warp(places), at, 1);
       if (takes) whole.finish(t, 0, span.group, places, at, nullptr);
