@@ -12,12 +12,8 @@ namespace shf {
 
 enum { IN_FLIGHT = 8 }; // rows that a rower waits for at once
 
-// Rowers that walk alone are in small blocks, so that a long group keeps few others from making room; so many fill a
-// multiprocessor, by the registers that rows in flight take.
-#ifndef SHF_WALK_BLOCKS
-#define SHF_WALK_BLOCKS 10
-#endif
-enum { WALKERS = 64, WALK_BLOCKS = SHF_WALK_BLOCKS };
+// Rowers that walk alone are in small blocks, so that a long group keeps few others from making room.
+enum { WALKERS = 64 };
 
 struct Team {
   int lane, lanes;   // within the rower
@@ -236,18 +232,18 @@ __device__ __forceinline__ void take_rows(const Task &t, Op &total, const Stage<
 
 // The same, where `whole` (equal in the warp) says whether rows may be missing. An operation to which a row that comes
 // again means nothing (REPEATS) has a loop without predicates for when none is.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS>
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool AHEAD>
 __device__ __forceinline__ void take_stage(const Task &t, Op &total, const Stage<E, NARROW> &s, int count, int place,
                                            const Spot &spot, typename E::acc scale, bool whole)
 {
   if constexpr (NARROW && Op::REPEATS) {
     if (whole) {
-      take_rows<E, VE, Op, NARROW, COEFFICIENTS, true, true>(t, total, s, count, place, spot, scale);
+      take_rows<E, VE, Op, NARROW, COEFFICIENTS, true, AHEAD>(t, total, s, count, place, spot, scale);
       return;
     }
     take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, false>(t, total, s, count, place, spot, scale);
   } else {
-    take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, true>(t, total, s, count, place, spot, scale);
+    take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, AHEAD>(t, total, s, count, place, spot, scale);
   }
 }
 
@@ -264,8 +260,9 @@ __device__ __forceinline__ int count_of_rower(const Team &m, int counted)
   return counted;
 }
 
-// Reduces up to 256 places by one rower; `longest` is the most of the warp's rowers.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS>
+// Reduces up to 256 places by one rower; `longest` is the most of the warp's rowers. AHEAD costs registers, which only
+// usual tasks have to spare.
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool AHEAD = NARROW>
 __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
                                           int64_t entry, int places, int longest, const Spot &at, typename E::acc scale)
 {
@@ -280,7 +277,7 @@ __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const St
     bool hole = decode_places<E, NARROW, REPEAT>(t, m, s, problem, entry, base, whole_terms, places, &counted);
     bool whole = REPEAT && !__any_sync(0xffffffffu, hole || !at.active);
     __syncwarp();
-    take_stage<E, VE, Op, NARROW, COEFFICIENTS>(t, total, s, staged, base, at, scale, whole);
+    take_stage<E, VE, Op, NARROW, COEFFICIENTS, AHEAD>(t, total, s, staged, base, at, scale, whole);
   }
   if (REPEAT && places == 0) total.start(); // what came again was not there before
   if (counts_entries(t)) total.count(count_of_rower(m, counted));

@@ -29,10 +29,14 @@ __device__ __forceinline__ bool is_long(const Task &given, const Span &span)
   return true;
 }
 
+// Blocks of a multiprocessor, by the registers that their threads need.
+template <class E, class Op, int USUAL> struct Blocks {
+  enum { EACH = USUAL >= 0 && sizeof(typename E::acc) == 4 && Op::TAKES_COEFFICIENTS ? 10 : 8 };
+};
+
 // The group's three steps are in walk_places: indices, rows, combine.
 template <class E, int VE, class Op, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(WALKERS, USUAL >= 0 && sizeof(typename E::acc) == 4 ? WALK_BLOCKS : 8)
-    walk_groups(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(WALKERS, Blocks<E, Op, USUAL>::EACH) walk_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
@@ -165,7 +169,8 @@ __global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 12
       Span span = span_of(t, min(first + k, t.groups - 1));
       bool takes = first + k < t.groups && !is_long(given, span);
       int places = takes ? (int)(span.end - span.start) : 0;
-      Op whole = walk_places<E, VE, Op, true, false>(t, m, s, 0, span.start, places, most_of_warp(places), at, 1);
+      Op whole =
+          walk_places<E, VE, Op, true, false, false>(t, m, s, 0, span.start, places, most_of_warp(places), at, 1);
       if (takes) whole.finish(t, 0, span.group, places, at, nullptr);
     }
   }
