@@ -120,7 +120,7 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
 // Each rower takes sixteen groups and goes through all their rows in one stream, so that loads are in flight across
 // groups; a result is stored wherever a group ends. (Sixteen rows or fewer are added from left to right.)
 template <class E, int VE, int USUAL>
-__global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 12)
+__global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 10)
     sum_short(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
