@@ -109,7 +109,8 @@ template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::W
 // The chunks that were listed, by as many rowers as fill the device.
 template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, const Task &t)
 {
-  int64_t most = (int64_t)l.device.processors * 8, blocks = t.list.most < most ? t.list.most : most;
+  int64_t rowers = WALKERS >> t.lane_bits, most = (int64_t)l.device.processors * 8;
+  int64_t blocks = (t.list.most + rowers - 1) / rowers < most ? (t.list.most + rowers - 1) / rowers : most;
   launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, t.tiles), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
 }
 
