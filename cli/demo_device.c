@@ -4,10 +4,10 @@
 
 enum { COPIES = 10 };
 
-#define TRY(call)                            \
-  do {                                       \
-    sheaf_status status = (call);            \
-    if (status != SHEAF_OK) return status;   \
+#define TRY(call)                          \
+  do {                                     \
+    sheaf_status status = (call);          \
+    if (status != SHEAF_OK) return status; \
   } while (0)
 
 sheaf_status demo_device_open(demo_data *data, DLDevice device)
@@ -64,7 +64,7 @@ double demo_device_bandwidth(demo_data *data)
   for (int i = 0; i < COPIES; i++)
     if (sheaf_event_record(d->device, d->begin, d->stream) != SHEAF_OK ||
         sheaf_device_copy(d->device, demo_place(data, data->grad), demo_place(data, data->table), bytes, d->stream) !=
-          SHEAF_OK ||
+            SHEAF_OK ||
         sheaf_event_record(d->device, d->end, d->stream) != SHEAF_OK ||
         sheaf_stream_wait(d->device, d->stream) != SHEAF_OK ||
         sheaf_event_elapsed(d->device, d->begin, d->end, &seconds[i]) != SHEAF_OK)

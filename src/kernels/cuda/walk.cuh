@@ -31,7 +31,7 @@ __device__ __forceinline__ bool is_long(const Task &given, const Span &span)
 
 // Blocks of a multiprocessor, by the registers that their threads need.
 template <class E, class Op, int USUAL> struct Blocks {
-  enum { EACH = USUAL >= 0 && E::BITS == 32 && Op::TAKES_COEFFICIENTS ? 10 : 8 };
+  enum { EACH = USUAL >= 0 && E::BITS != 16 && E::BITS != 64 && Op::TAKES_COEFFICIENTS ? 10 : 8 };
 };
 
 // The group's three steps are in walk_places: indices, rows, combine.
