@@ -28,10 +28,11 @@ template <class E, bool NARROW> struct RunTile {
   int64_t item;
 };
 
-// The first entry from `at` on that begins a run.
+// The first entry from `at` on that begins a run; RUN_ROOM: none that is looked at.
 __device__ __forceinline__ int next_head(const unsigned *heads, int at)
 {
   int word = at / WARP;
+  if (word >= RUN_WORDS) return RUN_ROOM;
   unsigned bits = heads[word] & (0xffffffffu << (at % WARP));
   while (!bits && ++word < RUN_WORDS) bits = heads[word];
   return bits ? word * WARP + __ffs((int)bits) - 1 : RUN_ROOM;

@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
   for (int64_t base = blockIdx.x; base < items; base += (int64_t)gridDim.x * rowers) {
     int64_t number = base + (int64_t)m.number * gridDim.x;
     LongItem item = t.list.items[min(number, items - 1)];
-    Chunk<E> c = chunk_of<E>(t, t.list.groups[item.group], item.chunk, number < items);
+    bool takes = number < items && item.group != NOT_LISTED;
+    Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], item.chunk, takes);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
       Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places, most_of_warp(c.places),

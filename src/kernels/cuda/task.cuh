@@ -49,7 +49,7 @@ struct LongGroup {
 // In large problems kernels list what they leave to walk_chunks: groups, and their chunks one by one. Both are counted
 // in one word.
 struct LongItem {
-  uint32_t group, chunk; // which of the list
+  uint32_t group, chunk; // which of the list, and of its chunks
 };
 struct LongList {
   unsigned long long *count;
@@ -57,7 +57,7 @@ struct LongList {
   LongItem *items;
   int64_t most; // groups, and items, that there is room for
 };
-enum { ITEM_BITS = 32 };
+enum : uint32_t { ITEM_BITS = 32, NOT_LISTED = UINT32_MAX };
 
 // Room for all groups of at least `least` places, of which there are no more chunks than this.
 __host__ __device__ __forceinline__ int64_t most_listed(int64_t entries, int64_t least)

@@ -18,7 +18,12 @@ static __device__ __noinline__ void leave_group(const Task &t, Span span, int la
   room = __shfl_sync(m.mask, room, 0, m.lanes);
   group = __shfl_sync(m.mask, group, 0, m.lanes);
   item = __shfl_sync(m.mask, item, 0, m.lanes);
-  if (room) list_group(t, span, group, item, m.lane, m.lanes);
+  if (room) {
+    list_group(t, span, group, item, m.lane, m.lanes);
+    return;
+  }
+  int64_t end = min(item + chunks_of(span), t.list.most); // what was claimed without room must not be read as it is
+  for (int64_t i = item + m.lane; i < end; i += m.lanes) t.list.items[i] = LongItem{NOT_LISTED, 0};
 }
 
 // Whether a group is too long for one rower. `given` is the kernel's own parameter.
