@@ -21,11 +21,26 @@ static void print_machine(const demo_data *data, const double bandwidth[DEMO_CEI
 #ifndef _OPENMP
   if (data->threads > 1) puts("(measured with one thread: this command was built without OpenMP)");
 #endif
+}
+
+static void print_columns(void)
+{
   printf("\n%-23s  %-28s  %9s  %6s  %-12s  %-5s  %s\n", "operation", "shape", "time", "GB/s", "of bandwidth", "check",
          "kernel");
 }
 
-static void print_result(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS])
+static void print_device(demo_data *data, const double bandwidth[DEMO_CEILINGS])
+{
+  sheaf_device_info info = {.name = "a CUDA device"};
+  sheaf_device_describe(data->on.device, &info);
+  printf("Sheaf %s on %s, %d.%d, %d processors\n", sheaf_version(), info.name, info.major, info.minor, info.processors);
+  printf("Table: %lld rows of %d f32, %.0f MB; everything together %.2f GB\n", (long long)data->rows, DEMO_DIM,
+         (double)data->rows * DEMO_DIM * sizeof(float) / 1e6, (double)data->block_bytes / 1e9);
+  printf("This device: copy %.0f GB/s (read and written)\n", bandwidth[DEMO_COPY] / 1e9);
+}
+
+static void print_result(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS],
+                         demo_ceiling ceiling)
 {
   if (result->fault[0]) {
     printf("%-23s  %-28s  FAILED: %s; kernel %s\n", op->name, result->shape, result->fault,
@@ -33,11 +48,13 @@ static void print_result(const demo_op *op, const demo_result *result, const dou
     return;
   }
   double speed = (double)result->bytes / result->seconds;
-  printf("%-23s  %-28s  %6.2f ms  %6.1f  %4.2f %-7s  %-5s  %s\n", op->name, result->shape, 1e3 * result->seconds,
-         speed / 1e9, speed / bandwidth[op->ceiling], ceiling_names[op->ceiling], "ok", result->kernel);
+  printf("%-23s  %-28s  %6.*f ms  %6.1f  %4.2f %-7s  %-5s  %s\n", op->name, result->shape,
+         result->seconds < 1e-3 ? 4 : 2, 1e3 * result->seconds, speed / 1e9, speed / bandwidth[ceiling],
+         ceiling_names[ceiling], "ok", result->kernel);
 }
 
-static json_t *result_to_json(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS])
+static json_t *result_to_json(const demo_op *op, const demo_result *result, const double bandwidth[DEMO_CEILINGS],
+                              demo_ceiling ceiling)
 {
   json_t *item = json_pack("{s:s, s:s, s:s}", "operation", op->name, "shape", result->shape, "kernel", result->kernel);
   if (result->fault[0]) {
@@ -46,7 +63,7 @@ static json_t *result_to_json(const demo_op *op, const demo_result *result, cons
   }
   double speed = (double)result->bytes / result->seconds;
   json_object_update_new(item, json_pack("{s:f, s:f, s:f, s:s}", "seconds", result->seconds, "gbps", speed / 1e9,
-                                         "fraction", speed / bandwidth[op->ceiling], "of", ceiling_names[op->ceiling]));
+                                         "fraction", speed / bandwidth[ceiling], "of", ceiling_names[ceiling]));
   return item;
 }
 
@@ -61,13 +78,23 @@ static int print_json(const demo_data *data, const double bandwidth[DEMO_CEILING
 
 static int run_all(demo_data *data, double seconds, int min_runs, int json)
 {
-  double bandwidth[DEMO_CEILINGS];
+  double bandwidth[DEMO_CEILINGS] = {0};
+  bool on_device = data->on.block != NULL;
   int failed = 0, count = demo_op_count();
   bench_show_progress("measuring the machine's bandwidth ...");
-  demo_measure_ceilings(data, 0.2 * seconds, bandwidth);
+  if (on_device)
+    bandwidth[DEMO_COPY] = demo_device_bandwidth(data);
+  else
+    demo_measure_ceilings(data, 0.2 * seconds, bandwidth);
   bench_show_progress("");
   json_t *results = json ? json_array() : NULL;
-  if (!json) print_machine(data, bandwidth);
+  if (!json) {
+    if (on_device)
+      print_device(data, bandwidth);
+    else
+      print_machine(data, bandwidth);
+    print_columns();
+  }
   for (int i = 0; i < count; i++) {
     char line[80];
     snprintf(line, sizeof line, "[%d/%d] %s ...", i + 1, count, demo_op_at(i)->name);
@@ -75,8 +102,11 @@ static int run_all(demo_data *data, double seconds, int min_runs, int json)
     demo_result result;
     demo_op_measure(demo_op_at(i), data, 0.8 * seconds / count, min_runs, &result);
     bench_show_progress("");
-    if (json) json_array_append_new(results, result_to_json(demo_op_at(i), &result, bandwidth));
-    else print_result(demo_op_at(i), &result, bandwidth);
+    demo_ceiling ceiling = on_device ? DEMO_COPY : demo_op_at(i)->ceiling;
+    if (json)
+      json_array_append_new(results, result_to_json(demo_op_at(i), &result, bandwidth, ceiling));
+    else
+      print_result(demo_op_at(i), &result, bandwidth, ceiling);
     fflush(stdout);
     failed += result.fault[0] != '\0';
   }
@@ -92,12 +122,23 @@ int cmd_demo(int argc, char **argv)
 {
   int threads = 0, quick = 0, json = 0;
   double seconds = 0;
-  const cli_option options[] = {
-    {"--threads", CLI_THREADS, &threads}, {"--seconds", CLI_SECONDS, &seconds}, {"--quick", CLI_FLAG, &quick},
-    {"--json", CLI_FLAG, &json}};
+  const char *device = "cpu";
+  DLDevice where;
+  const cli_option options[] = {{"--threads", CLI_THREADS, &threads},
+                                {"--seconds", CLI_SECONDS, &seconds},
+                                {"--quick", CLI_FLAG, &quick},
+                                {"--device", CLI_TEXT, &device},
+                                {"--json", CLI_FLAG, &json}};
   const cli_syntax syntax = {"demo", options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
+  code = cli_device("demo", device, &where);
+  if (code != CLI_GO_ON) return code;
+  int devices;
+  if (where.device_type == kDLCUDA && sheaf_device_count(kDLCUDA, &devices) != SHEAF_OK) {
+    cli_complain("demo", "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
   demo_data data;
   bench_show_progress("filling tables ...");
   if (demo_data_make(&data, quick, threads ? threads : sheaf_threads()) != SHEAF_OK) {
@@ -105,7 +146,15 @@ int cmd_demo(int argc, char **argv)
     cli_complain("demo", "%s", sheaf_last_error());
     return CLI_FAILED;
   }
+  if (where.device_type == kDLCUDA && demo_device_open(&data, where) != SHEAF_OK) {
+    bench_show_progress("");
+    cli_complain("demo", "%s", sheaf_last_error());
+    demo_device_close(&data);
+    demo_data_free(&data);
+    return CLI_FAILED;
+  }
   code = run_all(&data, seconds > 0 ? seconds : quick ? 2 : 12, quick ? 3 : 5, json);
+  demo_device_close(&data);
   demo_data_free(&data);
   return code;
 }

@@ -142,6 +142,7 @@ static const cli_described verify_options[] = {
     JSON};
 
 static const cli_described demo_options[] = {
+    DEVICE,
     {"--threads", NULL, "N", "threads of every run and of the measurement; default: the library's"},
     {"--seconds", NULL, "S", "how long to measure, about; default 12, with --quick 2"},
     {"--quick", NULL, NULL, "a small table"},

@@ -7,6 +7,13 @@
 
 enum { DEMO_DIM = 128, DEMO_INDEX_SETS = 4 };
 
+/* Where it runs, when not on the CPU: a copy of the block there (NULL: none), a stream, and two moments on it. */
+typedef struct demo_device {
+  DLDevice device;
+  char *block;
+  void *stream, *begin, *end;
+} demo_device;
+
 /* What everything runs on. Segment operations take the table as their data and `grad` as its gradient. */
 typedef struct demo_data {
   int threads;
@@ -25,11 +32,27 @@ typedef struct demo_data {
   int64_t out_rows;
   void *block; /* all of the above */
   size_t block_bytes;
+  demo_device on;
 } demo_data;
 
 /* Allocates and fills everything; on failure there is nothing to free. */
 sheaf_status demo_data_make(demo_data *data, bool quick, int threads);
 void demo_data_free(demo_data *data);
+
+/* ---- demo_device.c ------------------------------------------------------------------------------------------- */
+
+/* Takes the data to a device, where operations then run; close it also after a failure. */
+sheaf_status demo_device_open(demo_data *data, DLDevice device);
+void demo_device_close(demo_data *data);
+
+/* Where an array of the data lies for operations. */
+void *demo_place(const demo_data *data, void *memory);
+
+/* Takes the gradient to the device, or results back from it; waits. Nothing on the CPU. */
+sheaf_status demo_device_exchange(demo_data *data, bool to_device);
+
+/* Bytes per second, read and written, of a copy on the device; 0 when it fails. */
+double demo_device_bandwidth(demo_data *data);
 
 /* ---- demo_ceiling.c ------------------------------------------------------------------------------------------ */
 

@@ -50,6 +50,7 @@ enum { MAX_OPERANDS = 16, MAX_RUNS = 1000 };
 /* An operation ready to run. The operands' tensors live here, so it is never copied. */
 typedef struct prepared {
   const demo_op *op;
+  const demo_data *data;
   sheaf_plan *plan;
   void *workspace;
   sheaf_embedding_args embedding;
@@ -68,7 +69,8 @@ static sheaf_operand add_operand(prepared *p, void *values, sheaf_dtype dtype, i
   int i = p->tensor_count++;
   p->tensors[i].shape[0] = rows;
   p->tensors[i].shape[1] = dim;
-  p->tensors[i].dl = (DLTensor){.data = values, .device = {kDLCPU, 0}, .ndim = dim ? 2 : 1,
+  DLDevice device = p->data->on.block ? p->data->on.device : (DLDevice){kDLCPU, 0};
+  p->tensors[i].dl = (DLTensor){.data = demo_place(p->data, values), .device = device, .ndim = dim ? 2 : 1,
                                 .dtype = sheaf_dtype_to_dl(dtype), .shape = p->tensors[i].shape};
   return (sheaf_operand){&p->tensors[i].dl, (size_t)(rows * sheaf_dtype_row_bytes(dtype, dim ? dim : 1))};
 }
@@ -115,6 +117,7 @@ static void set_segment_operands(prepared *p, demo_data *data)
 static sheaf_status select_embedding(prepared *p, const demo_data *data, const sheaf_preference *preference)
 {
   sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
+  desc.device = data->on.device;
   desc.kind = (sheaf_embedding_kind)p->op->kind;
   desc.dtype = SHEAF_F32;
   desc.index_dtype = SHEAF_I64;
@@ -130,6 +133,7 @@ static sheaf_status select_embedding(prepared *p, const demo_data *data, const s
 static sheaf_status select_segment(prepared *p, const demo_data *data, const sheaf_preference *preference)
 {
   sheaf_segment_desc desc = SHEAF_SEGMENT_DESC_INIT;
+  desc.device = data->on.device;
   desc.kind = (sheaf_segment_kind)p->op->kind;
   desc.dtype = SHEAF_F32;
   desc.index_dtype = SHEAF_I64;
@@ -146,26 +150,49 @@ static sheaf_status prepare(prepared *p, const demo_op *op, demo_data *data)
   bool is_embedding = op->category == SHEAF_CATEGORY_EMBEDDING;
   sheaf_preference preference = SHEAF_PREFERENCE_INIT;
   preference.threads = data->threads;
-  *p = (prepared){.op = op};
+  *p = (prepared){.op = op, .data = data};
   (is_embedding ? set_embedding_operands : set_segment_operands)(p, data);
   sheaf_status status = (is_embedding ? select_embedding : select_segment)(p, data, &preference);
   if (status != SHEAF_OK) return status;
-  return sheaf_table_alloc(sheaf_plan_workspace_size(p->plan), &p->workspace);
+  size_t bytes = sheaf_plan_workspace_size(p->plan);
+  return data->on.block ? sheaf_device_alloc(data->on.device, bytes, &p->workspace)
+                        : sheaf_table_alloc(bytes, &p->workspace);
 }
 
 static void release(prepared *p)
 {
-  if (p->workspace) sheaf_table_free(p->workspace, sheaf_plan_workspace_size(p->plan));
+  if (p->data->on.block)
+    sheaf_device_free(p->data->on.device, p->workspace);
+  else if (p->workspace)
+    sheaf_table_free(p->workspace, sheaf_plan_workspace_size(p->plan));
   sheaf_plan_free(p->plan);
 }
 
 static sheaf_status run(prepared *p, int set)
 {
   size_t bytes = sheaf_plan_workspace_size(p->plan);
+  void *stream = p->data->on.stream;
   if (p->op->category == SHEAF_CATEGORY_SEGMENT)
-    return sheaf_segment_run(p->plan, p->workspace, bytes, NULL, &p->segment);
+    return sheaf_segment_run(p->plan, p->workspace, bytes, stream, &p->segment);
   p->embedding.indices = p->indices[set];
-  return sheaf_embedding_run(p->plan, p->workspace, bytes, NULL, &p->embedding);
+  return sheaf_embedding_run(p->plan, p->workspace, bytes, stream, &p->embedding);
+}
+
+/* Seconds of one run: of the device, where it is one. */
+static sheaf_status run_timed(prepared *p, int set, double *seconds)
+{
+  const demo_device *on = &p->data->on;
+  double before = bench_now();
+  if (!on->block) {
+    sheaf_status status = run(p, set);
+    *seconds = bench_now() - before;
+    return status;
+  }
+  sheaf_status status = sheaf_event_record(on->device, on->begin, on->stream);
+  if (status == SHEAF_OK) status = run(p, set);
+  if (status == SHEAF_OK) status = sheaf_event_record(on->device, on->end, on->stream);
+  if (status == SHEAF_OK) status = sheaf_stream_wait(on->device, on->stream);
+  return status == SHEAF_OK ? sheaf_event_elapsed(on->device, on->begin, on->end, seconds) : status;
 }
 
 /* ---- Useful bytes -------------------------------------------------------------------------------------------- */
@@ -249,13 +276,14 @@ static sheaf_status check_and_time(prepared *p, demo_data *data, double seconds,
   double times[MAX_RUNS];
   int runs = 0;
   demo_check_prepare(p->op, data);
-  sheaf_status status = run(p, 0);
+  sheaf_status status = demo_device_exchange(data, true);
+  if (status == SHEAF_OK) status = run(p, 0);
+  if (status == SHEAF_OK) status = demo_device_exchange(data, false);
   if (status != SHEAF_OK || !demo_check(p->op, data, result->fault, sizeof result->fault)) return status;
   double start = bench_now();
   while (runs < min_runs || (runs < MAX_RUNS && bench_now() - start < seconds)) {
-    double before = bench_now();
-    if ((status = run(p, (runs + 1) % DEMO_INDEX_SETS)) != SHEAF_OK) return status;
-    times[runs++] = bench_now() - before;
+    if ((status = run_timed(p, (runs + 1) % DEMO_INDEX_SETS, &times[runs])) != SHEAF_OK) return status;
+    runs++;
   }
   result->seconds = bench_median(times, runs);
   return SHEAF_OK;

@@ -193,6 +193,9 @@ expect "demo" 0 demo --quick --seconds 0.2
 stdout_has "^lookup .* ok "
 stdout_has "^unsorted max backward .* ok "
 stdout_has " checked, 0 failed$"
+expect "demo on a device of no kind" 2 demo --device tpu
+expect "demo on a device that is not there" 1 demo --quick --device cuda:999
+stderr_is_one_line
 expect "demo on one thread" 0 demo --quick --seconds=0.2 --threads 1
 stdout_has "1 thread$"
 [ -s "$err" ] && note_failure "demo: progress goes to a file"

@@ -137,12 +137,19 @@ class Plan:
     self.run = getattr(functions, f"sheaf_{family}_run")
     self.sku = functions.sheaf_plan_sku(self.handle).name.decode()
     self.workspace_bytes = functions.sheaf_plan_workspace_size(self.handle)
-    self.workspace = library.allocate(self.workspace_bytes) if self.workspace_bytes else None
+    self.workspace = self._allocate(self.workspace_bytes) if self.workspace_bytes else None
+
+  def _allocate(self, count):
+    return self.library.allocate(count)
+
+  @staticmethod
+  def _device(_):
+    return Device(1, 0)
 
   def _add(self, name, tensor, dtype):
     shape = (c.c_int64 * tensor.dim())(*tensor.shape)
     code, bits = DL_TYPES["u8" if dtype in ("int8", "int4") else dtype]
-    described = Tensor(tensor.data_ptr(), Device(1, 0), tensor.dim(), DataType(code, bits, 1), shape, None, 0)
+    described = Tensor(tensor.data_ptr(), self._device(tensor), tensor.dim(), DataType(code, bits, 1), shape, None, 0)
     self.kept += [tensor, shape, described]
     setattr(self.arguments, name, Operand(c.pointer(described), 0))
     return described

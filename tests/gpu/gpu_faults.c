@@ -191,6 +191,53 @@ static void test_random_offsets_and_indices_never_fault(void **state)
   expect_working();
 }
 
+/* The same where there is enough to do to fill the device: bags overlap, so that far more of them are long, and have more
+ * chunks, than the entries could hold. */
+static void test_overlapping_bags_of_large_problems_never_fault(void **state)
+{
+  (void)state;
+  enum { LARGE_BAGS = 20000, LARGE_INDICES = 1 << 20, LARGE_DIM = 64, LARGE_ROWS = 5000 };
+  test_random random = {11};
+  int64_t *offsets = malloc((LARGE_BAGS + 1) * sizeof *offsets);
+  assert_non_null(offsets);
+  for (int i = 0; i <= LARGE_BAGS; i++) {
+    offsets[i] = i % 2 ? LARGE_INDICES - random_below(&random, 1000) : random_below(&random, 3000);
+  }
+  bags b;
+  memset(&b, 0, sizeof b);
+  sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
+  desc.device = gpu;
+  desc.kind = SHEAF_BAG_SUM;
+  desc.dtype = SHEAF_F32;
+  desc.index_dtype = SHEAF_I64;
+  desc.rows = LARGE_ROWS;
+  desc.dim = LARGE_DIM;
+  desc.indices = LARGE_INDICES;
+  desc.bags = LARGE_BAGS;
+  desc.bag_form = SHEAF_BAGS_OFFSETS_END;
+  void *indices = gpu_alloc((size_t)LARGE_INDICES * 8), *table = gpu_alloc((size_t)LARGE_ROWS * LARGE_DIM * 4);
+  void *starts = gpu_alloc((LARGE_BAGS + 1) * 8), *out = gpu_alloc((size_t)LARGE_BAGS * LARGE_DIM * 4);
+  gpu_must(sheaf_device_fill(gpu, indices, 0, (size_t)LARGE_INDICES * 8, gpu_stream()), "fill");
+  gpu_must(sheaf_device_fill(gpu, table, 0, (size_t)LARGE_ROWS * LARGE_DIM * 4, gpu_stream()), "fill");
+  gpu_upload(starts, offsets, (LARGE_BAGS + 1) * 8);
+  sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
+  args.table = on_device(&b, table, SHEAF_F32, LARGE_ROWS, LARGE_DIM);
+  args.indices = on_device(&b, indices, SHEAF_I64, LARGE_INDICES, -1);
+  args.offsets = on_device(&b, starts, SHEAF_I64, LARGE_BAGS + 1, -1);
+  args.out = on_device(&b, out, SHEAF_F32, LARGE_BAGS, LARGE_DIM);
+  sheaf_plan *plan = NULL;
+  gpu_must(sheaf_embedding_select(&desc, NULL, &plan), "select");
+  const size_t bytes = sheaf_plan_workspace_size(plan);
+  void *workspace = gpu_alloc(bytes);
+  gpu_must(sheaf_device_fill(gpu, workspace, 0x5A, bytes, gpu_stream()), "fill"); /* what a reader of it would follow */
+  gpu_must(sheaf_embedding_run(plan, workspace, bytes, gpu_stream(), &args), "run");
+  gpu_must(sheaf_stream_wait(gpu, gpu_stream()), "the device after a run");
+  sheaf_plan_free(plan);
+  gpu_free_all();
+  free(offsets);
+  expect_working();
+}
+
 /* A segment problem of every kind whose ids are in no order, though sorted kinds want one. */
 static void run_segments(sheaf_segment_kind kind, const int64_t *ids, int64_t count, sheaf_index_report *report)
 {
@@ -356,6 +403,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(test_bad_indices_are_reported_exactly),
       cmocka_unit_test(test_wrong_offsets_are_clamped_and_reported),
       cmocka_unit_test(test_random_offsets_and_indices_never_fault),
+      cmocka_unit_test(test_overlapping_bags_of_large_problems_never_fault),
       cmocka_unit_test(test_ids_out_of_order_are_reported),
       cmocka_unit_test(test_a_grouping_of_another_problem_changes_nothing),
       cmocka_unit_test(test_operands_elsewhere_and_absent_devices_are_refused),

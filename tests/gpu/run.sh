@@ -2,8 +2,8 @@
 # Everything that needs a CUDA device: builds, proves the bits, replays the reference vectors, feeds bad input, runs the
 # sanitizers, measures. On a machine with a device and nvcc:
 #
-#   tests/gpu/run.sh [step ...]      steps: build bits ops large faults ranks verify sanitize bench; default: all but
-#                                    large
+#   tests/gpu/run.sh [step ...]      steps: build bits ops large faults ranks verify jit sanitize demo bench peers
+#                                    default: build bits ops faults ranks verify sanitize demo bench
 #
 # BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`. Ends with a line for each
 # step; the exit code is the number of steps that failed.
@@ -14,7 +14,7 @@ BUILD=${BUILD:-build-gpu}
 JOBS=${JOBS:-$(nproc)}
 CMAKE_ARGS=${CMAKE_ARGS:-}
 BENCH=${BENCH:-}
-steps=${*:-build bits ops faults ranks verify sanitize bench}
+steps=${*:-build bits ops faults ranks verify sanitize demo bench}
 logs=$BUILD/gpu-logs
 export SHEAF_PLUGIN_PATH=$PWD/$BUILD OMP_WAIT_POLICY=passive
 
@@ -72,6 +72,20 @@ ranks() {
 large() { "$BUILD/tests/gpu/gpu_large"; }
 
 verify() { "$BUILD/sheaf" verify tests/vectors --device cuda; }
+
+# The PTX of sm_80, compiled by the driver for this device: a plug-in that has nothing else.
+jit() {
+  # shellcheck disable=SC2086
+  cmake -G Ninja -S . -B "$BUILD-jit" -DSHEAF_CUDA=ON -DSHEAF_BUILD_TESTS=ON $CMAKE_ARGS \
+    -DSHEAF_CUDA_ARCHITECTURES=80-virtual >"$logs/jit.log" 2>&1 &&
+    ninja -C "$BUILD-jit" -j "$JOBS" sheaf_cuda sheaf_cli >>"$logs/jit.log" 2>&1 &&
+    CUDA_FORCE_PTX_JIT=1 SHEAF_PLUGIN_PATH="$PWD/$BUILD-jit" "$BUILD-jit/sheaf" verify tests/vectors --device cuda
+}
+
+demo() { "$BUILD/sheaf" demo --device cuda; }
+
+# Beside PyTorch, of the python3 that has it.
+peers() { PYTHONDONTWRITEBYTECODE=1 python3 bench/peers/compare_gpu.py --library "$BUILD/libsheaf.so"; }
 
 # memcheck over every op and type, the other tools over two types, all with few and small problems.
 sanitize() {

@@ -6,14 +6,15 @@ namespace shf {
 
 // ---- Copies of rows ----
 
-enum { ROWS_IN_FLIGHT = 4 };
+enum { ROWS_IN_FLIGHT = 8 };
 
 // One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an
 // address is one instruction.
 template <class W, class Index, bool NARROW>
-__global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
+__global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ CopyTask t)
 {
-  int lane = (int)threadIdx.x & (t.lanes - 1), rowers = BLOCK / t.lanes, rower = (int)threadIdx.x / t.lanes;
+  int lane = (int)threadIdx.x & ((1 << t.lane_bits) - 1), rowers = BLOCK >> t.lane_bits,
+      rower = (int)threadIdx.x >> t.lane_bits;
   int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower,
           step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
   auto times = [](int64_t row, int64_t stride) {
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ C
   };
   for (int64_t problem = blockIdx.z; problem < t.batch; problem += gridDim.z)
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-      int64_t column = (tile * t.lanes + lane) * (int64_t)sizeof(W);
+      int64_t column = ((tile << t.lane_bits) + lane) * (int64_t)sizeof(W);
       if (column >= t.row_bytes) continue;
       const Index *index = (const Index *)(t.index.data + problem * t.index.batch_stride);
       const char *source = t.source.data + problem * t.source.batch_stride + column;
@@ -46,9 +47,9 @@ __global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ C
 template <class W> static void copy_as(Launcher &l, CopyTask t)
 {
   int64_t words = t.row_bytes / (int64_t)sizeof(W);
-  t.lanes = lanes_for(words, 1, 1);
-  t.tiles = tiles_for(words, 1, t.lanes);
-  int64_t each = BLOCK / t.lanes * ROWS_IN_FLIGHT;
+  t.lane_bits = lane_bits_for(words, 1, 0);
+  t.tiles = tiles_for(words, 1, t.lane_bits);
+  int64_t each = (BLOCK >> t.lane_bits) * ROWS_IN_FLIGHT;
   dim3 grid = grid_of((t.entries + each - 1) / each, t.tiles);
   grid.z = (unsigned)(t.batch < 65535 ? t.batch : 65535);
   bool narrow = t.rows <= UINT32_MAX && t.entries <= UINT32_MAX && t.source.row_stride <= UINT32_MAX &&
@@ -198,63 +199,100 @@ void scan_values(Launcher &l, const ScanTask &t)
 
 // ---- Where groups begin in sorted ids ----
 
+enum { STARTS_EACH = 4, STARTS_TILE = BLOCK * STARTS_EACH, FEW_STARTS = 8 };
+
+// The id of entry n, as it is: -1 in front of the first entry, the largest behind the last.
+__device__ __forceinline__ int64_t id_at(const StartsTask &t, const char *ids, int64_t n, int64_t entries)
+{
+  if (n < 0) return -1;
+  if (n >= entries) return INT64_MAX;
+  return t.sorted.keys ? (int64_t)key_at(t.sorted, n) : load_index(ids, n, t.ids_wide);
+}
+
+// Group s begins at entry n. Keys count over all problems, each of which has an end behind its starts.
+__device__ __forceinline__ void put_start(const StartsTask &t, int64_t problem, int64_t s, int64_t n)
+{
+  if (t.sorted.keys && t.batch > 1) {
+    problem = s / t.groups;
+    if (problem * t.groups == s && s > 0) t.starts[problem * (t.groups + 1) - 1] = n;
+    if (problem == t.batch) return;
+    s -= problem * t.groups;
+  }
+  t.starts[problem * (t.groups + 1) + s] = n;
+}
+
+// An entry writes the starts of the groups behind the entry before it, up to its own. (Where ids are out of order some
+// are written more than once, but all are: between -1 in front and `groups` behind, each is passed upwards somewhere.)
+// Where that is more than a few groups, the block does it together.
 __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constant__ StartsTask t)
 {
-  int64_t all = t.batch * (t.groups + 1);
+  __shared__ int64_t gap[STARTS_TILE / FEW_STARTS][3];
+  __shared__ int gaps;
+  let_next_begin();
+  if (t.list_count && blockIdx.x + blockIdx.y == 0 && threadIdx.x == 0) *t.list_count = 0;
   bool keyed = t.sorted.keys != nullptr;
-  int64_t entries = keyed ? (is_for(t.sorted) ? t.entries * t.batch : 0) : t.entries;
-  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < all; i += (int64_t)gridDim.x * BLOCK) {
-    int64_t problem = i / (t.groups + 1), group = i - problem * (t.groups + 1);
-    if (keyed) {
-      t.starts[i] = bound_of(t.sorted, 0, entries, (uint64_t)(problem * t.groups + group), false);
-      continue;
-    }
+  int64_t problems = keyed ? 1 : t.batch, groups = keyed ? t.groups * t.batch : t.groups;
+  int64_t entries = !keyed ? t.entries : is_for(t.sorted) ? t.entries * t.batch : 0; // another's grouping: none
+  for (int64_t problem = blockIdx.y; problem < problems; problem += gridDim.y) {
     const char *ids = t.ids.data + problem * t.ids.batch_stride;
-    int64_t low = 0, high = entries;
-    while (low < high) {
-      int64_t middle = low + (high - low) / 2;
-      if (load_index(ids, middle, t.ids_wide) < group)
-        low = middle + 1;
-      else
-        high = middle;
+    for (int64_t base = (int64_t)blockIdx.x * STARTS_TILE; base <= entries; base += (int64_t)gridDim.x * STARTS_TILE) {
+      int64_t id[STARTS_EACH], first = base + threadIdx.x;
+      if (threadIdx.x == 0) gaps = 0;
+#pragma unroll
+      for (int i = 0; i < STARTS_EACH; i++) id[i] = id_at(t, ids, first + i * BLOCK, entries);
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < STARTS_EACH; i++) {
+        int64_t n = first + i * BLOCK, before = __shfl_up_sync(0xffffffffu, id[i], 1);
+        if (threadIdx.x % WARP == 0) before = id_at(t, ids, n - 1, entries);
+        if (before == id[i]) continue;
+        before = max(min(before, groups), (int64_t)-1);
+        int64_t here = max(min(id[i], groups), (int64_t)-1), at = STARTS_TILE / FEW_STARTS;
+        if (here - before > FEW_STARTS) at = atomicAdd(&gaps, 1);
+        if (at < STARTS_TILE / FEW_STARTS)
+          gap[at][0] = before + 1, gap[at][1] = here, gap[at][2] = n;
+        else // few; or ids jump up and down, and there is no more room
+          for (int64_t s = before + 1; s <= here; s++) put_start(t, problem, s, n);
+      }
+      __syncthreads();
+      for (int g = 0; g < min(gaps, (int)(STARTS_TILE / FEW_STARTS)); g++)
+        for (int64_t s = gap[g][0] + threadIdx.x; s <= gap[g][1]; s += BLOCK) put_start(t, problem, s, gap[g][2]);
+      __syncthreads();
     }
-    t.starts[i] = low;
   }
 }
 
 void find_starts(Launcher &l, const StartsTask &t)
 {
-  launch(l, find_starts_kernel, grid_of((t.batch * (t.groups + 1) + BLOCK - 1) / BLOCK, 1), BLOCK, 0, t);
+  int64_t entries = t.sorted.keys ? t.entries * t.batch : t.entries;
+  if (t.groups == 0 && !l.loading) return;
+  launch(l, find_starts_kernel, grid_of(entries / STARTS_TILE + 1, t.sorted.keys ? 1 : t.batch), BLOCK, 0, t);
 }
 
-// ---- Long groups ----
+// ---- The list of what is left to walk_chunks ----
 
-// A long run holds a multiple of 256; the first one in it speaks for the run.
-__global__ void __launch_bounds__(BLOCK) find_long_runs(const __grid_constant__ Task t)
+int64_t list_bytes(int64_t most)
 {
-  if (!is_for(t.sorted)) return;
-  int64_t all = t.entries * t.batch, last = (all - 1) / SHF_CHUNK;
-  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i <= last; i += (int64_t)gridDim.x * BLOCK) {
-    int64_t at = i * SHF_CHUNK, half = SHF_CHUNK / 2;
-    uint64_t key = key_at(t.sorted, at);
-    if (key >= t.sorted.none || (i > 0 && key_at(t.sorted, at - SHF_CHUNK) == key)) continue;
-    if (!(at >= half && key_at(t.sorted, at - half) == key) && !(at + half < all && key_at(t.sorted, at + half) == key))
-      continue;
-    Span span;
-    span.start = bound_of(t.sorted, i > 0 ? at - SHF_CHUNK : 0, at, key, false);
-    span.end = bound_of(t.sorted, at, all, key, true);
-    span.problem = t.batch > 1 ? (int64_t)key / t.groups : 0;
-    span.group = (int64_t)key - span.problem * t.groups;
-    if (span.end - span.start > SHF_CHUNK) list_long(t, span);
-  }
+  return 64 + shf_align64(most * (int64_t)sizeof(LongGroup)) + shf_align64(most * (int64_t)sizeof(LongItem));
 }
 
-void list_long_runs(Launcher &l, const Task &t)
+LongList list_in(char *memory, int64_t most)
 {
-  clear_memory(l, t.long_count, sizeof *t.long_count);
-  int64_t blocks = (t.entries * t.batch / SHF_CHUNK + BLOCK) / BLOCK, most = (int64_t)l.device.processors * 16;
-  launch(l, find_long_runs, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, t);
+  LongList list;
+  list.count = (unsigned long long *)memory;
+  list.groups = (LongGroup *)(memory + 64);
+  list.items = (LongItem *)(memory + 64 + shf_align64(most * (int64_t)sizeof(LongGroup)));
+  list.most = most;
+  return list;
 }
+
+__global__ void empty_list_kernel(const __grid_constant__ LongList list)
+{
+  let_next_begin();
+  *list.count = 0;
+}
+
+void empty_list(Launcher &l, const LongList &list) { launch(l, empty_list_kernel, dim3(1), 1, 0, list); }
 
 // ---- Rows per segment ----
 

@@ -6,6 +6,7 @@
 
 #include "core/device_api.h"
 #include "rows.cuh"
+#include "runs.cuh"
 #include "walk.cuh"
 
 namespace shf {
@@ -69,7 +70,7 @@ template <class Params>
 inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
                         const Params &params)
 {
-  if (l.loading || l.device.major < 9 || l.error != cudaSuccess) {
+  if (l.loading || l.device.major < 9 || l.error != cudaSuccess || grid.x == 0 || grid.y == 0) {
     launch(l, kernel, grid, threads, shared, params);
     return;
   }
@@ -117,7 +118,7 @@ struct CopyTask {
   shf_matrix index, source, target;
   int index_wide;
   int64_t rows, row_begin, total_rows, padding;
-  int lanes;
+  int lane_bits;
   int64_t tiles;
 };
 void copy_rows(Launcher &l, CopyTask t);
@@ -148,11 +149,14 @@ struct StartsTask {
   Sorted sorted;
   int64_t entries, groups, batch;
   int64_t *starts;
+  unsigned long long *list_count; // emptied on the way; NULL: none
 };
 void find_starts(Launcher &l, const StartsTask &t);
 
-// Lists the long runs of a task for the kernels that come next.
-void list_long_runs(Launcher &l, const Task &t);
+// The list of what is left to walk_chunks: its memory, and how it is emptied before kernels enter something.
+int64_t list_bytes(int64_t most);
+LongList list_in(char *memory, int64_t most);
+void empty_list(Launcher &l, const LongList &list);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.
 struct CountTask {

@@ -90,6 +90,37 @@ template <> __device__ __forceinline__ uint8_t load_if<1>(const char *p, bool th
   return (uint8_t)w;
 }
 
+// ---- What the second-level cache should keep ----
+
+// Rows that are read and written once should not push out those that are read again and again.
+__device__ __forceinline__ uint64_t policy_once()
+{
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t policy_again()
+{
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint4 load_if_by(const char *p, bool there, uint64_t policy)
+{
+  uint4 w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@q ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n}"
+      : "=&r"(w.x), "=&r"(w.y), "=&r"(w.z), "=&r"(w.w)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there), "l"(policy));
+  return w;
+}
+__device__ __forceinline__ void store_by(char *p, uint4 w, uint64_t policy)
+{
+  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(__cvta_generic_to_global(p)),
+               "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(policy)
+               : "memory");
+}
+
 // ---- 16-bit numbers: exact to f32, to nearest even from it, denormals kept ----
 
 __device__ __forceinline__ float f16_value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
@@ -112,12 +143,14 @@ struct F32 {
   enum { WIDE = 4, NARROW = 1, QUANTISED = 0, BITS = 32, DTYPE = SHEAF_F32 };
   static __device__ __forceinline__ acc value(cell x) { return x; }
   static __device__ __forceinline__ cell round(acc x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __uint_as_float(0xff800000u); }
 };
 struct F64 {
   typedef double cell, acc, best, weight;
   enum { WIDE = 2, NARROW = 1, QUANTISED = 0, BITS = 64, DTYPE = SHEAF_F64 };
   static __device__ __forceinline__ acc value(cell x) { return x; }
   static __device__ __forceinline__ cell round(acc x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __longlong_as_double((long long)0xfff0000000000000ull); }
 };
 struct F16 {
   typedef uint16_t cell, best, weight;
@@ -125,6 +158,7 @@ struct F16 {
   enum { WIDE = 8, NARROW = 1, QUANTISED = 0, BITS = 16, DTYPE = SHEAF_F16 };
   static __device__ __forceinline__ acc value(cell x) { return f16_value(x); }
   static __device__ __forceinline__ cell round(acc x) { return f16_round(x); }
+  static __device__ __forceinline__ best lowest() { return 0xfc00; }
 };
 struct BF16 {
   typedef uint16_t cell, best, weight;
@@ -132,6 +166,7 @@ struct BF16 {
   enum { WIDE = 8, NARROW = 1, QUANTISED = 0, BITS = 16, DTYPE = SHEAF_BF16 };
   static __device__ __forceinline__ acc value(cell x) { return bf16_value(x); }
   static __device__ __forceinline__ cell round(acc x) { return bf16_round(x); }
+  static __device__ __forceinline__ best lowest() { return 0xff80; }
 };
 // Quantised rows: q, then scale and bias at the end of the row. Weights are f32, extremes are values.
 struct INT8 {
@@ -139,12 +174,14 @@ struct INT8 {
   typedef float acc, best, weight;
   enum { WIDE = 4, NARROW = 1, QUANTISED = 1, BITS = 8, DTYPE = SHEAF_INT8 };
   static __device__ __forceinline__ acc value(best x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __uint_as_float(0xff800000u); }
 };
 struct INT4 {
   typedef uint8_t cell;
   typedef float acc, best, weight;
   enum { WIDE = 8, NARROW = 2, QUANTISED = 1, BITS = 4, DTYPE = SHEAF_INT4 };
   static __device__ __forceinline__ acc value(best x) { return x; }
+  static __device__ __forceinline__ best lowest() { return __uint_as_float(0xff800000u); }
 };
 
 template <class E> __device__ __forceinline__ typename E::acc weight_value(typename E::weight w) { return E::value(w); }
@@ -159,6 +196,14 @@ template <class E, int VE> struct Columns {
   __device__ __forceinline__ void fetch(const char *row, int64_t column, int64_t, bool there = true)
   {
     word = load_if<BYTES>(row + column * (int64_t)sizeof(typename E::cell), there);
+  }
+  // The same with a wish of what the cache should do; `row` is the lane's first column.
+  __device__ __forceinline__ void fetch_by(const char *row, bool there, uint64_t policy)
+  {
+    if constexpr (BYTES == 16)
+      word = load_if_by(row, there, policy);
+    else
+      word = load_if<BYTES>(row, there);
   }
   __device__ __forceinline__ void get(typename E::best *x) const { memcpy(x, &word, sizeof word); }
   __device__ __forceinline__ void values(typename E::acc *x) const
@@ -267,6 +312,19 @@ template <class E, int VE> struct Out {
 #pragma unroll
     for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
     store_cells<typename E::cell, VE>(row, column, dim, cells, wide);
+  }
+  // A whole word of columns; `row` is the lane's first.
+  static __device__ __forceinline__ void store_by(char *row, const typename E::acc *x, uint64_t policy)
+  {
+    typename E::cell cells[VE];
+#pragma unroll
+    for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
+    typename Word<VE * sizeof(typename E::cell)>::type bits;
+    memcpy(&bits, cells, sizeof bits);
+    if constexpr (sizeof bits == 16)
+      shf::store_by(row, bits, policy);
+    else
+      *(decltype(bits) *)row = bits;
   }
   static __device__ __forceinline__ void store_best(char *row, int64_t column, int64_t dim, const typename E::best *x,
                                                     int, bool wide)

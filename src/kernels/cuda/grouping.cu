@@ -78,15 +78,25 @@ struct KeyTask {
   uint64_t *stamp, stamp_value;
 };
 
-__device__ __forceinline__ void put(void *array, int64_t at, int64_t value, int wide)
-{
-  if (wide)
-    ((int64_t *)array)[at] = value;
-  else
-    ((uint32_t *)array)[at] = (uint32_t)value;
-}
-
 enum { KEYS_EACH = 4, KEY_TILE = BLOCK * KEYS_EACH };
+
+// Writes values[0 .. count) from position `at` on, which is a multiple of four.
+__device__ __forceinline__ void put(void *array, int64_t at, const int64_t *values, int count, int wide)
+{
+  if (!wide && count == KEYS_EACH) {
+    *(uint4 *)((uint32_t *)array + at) =
+        make_uint4((uint32_t)values[0], (uint32_t)values[1], (uint32_t)values[2], (uint32_t)values[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < KEYS_EACH; i++) {
+    if (i >= count) break;
+    if (wide)
+      ((int64_t *)array)[at + i] = values[i];
+    else
+      ((uint32_t *)array)[at + i] = (uint32_t)values[i];
+  }
+}
 
 // The last bag, over all problems, between `low` and `high` that starts at or before entry n.
 __device__ __forceinline__ int64_t bag_between(const Task &t, int64_t low, int64_t high, int64_t n)
@@ -116,12 +126,12 @@ __device__ __forceinline__ int64_t key_of(const GroupingSpec &s, int64_t problem
   return problem * s.groups + (s.columns ? (int64_t)row * s.columns + cell : (int64_t)row);
 }
 
-// Bags of a block's entries, found from the block's first and last: where each one begins lies in shared memory when
-// there are not too many.
+// Bags of a block's entries, found from the block's first and last: where each one begins, from the block's first entry
+// on, lies in shared memory when there are not too many.
 struct BlockBags {
-  enum { MOST = 1024 };
+  enum { MOST = 2048 };
   int64_t first, last;
-  int64_t start[MOST]; // of bag first + i
+  int start[MOST]; // of bag first + i
 };
 
 __device__ __forceinline__ int64_t bag_start(const Task &t, int64_t bag)
@@ -138,27 +148,31 @@ __device__ __forceinline__ void find_block_bags(const Task &t, int64_t base, int
   __syncthreads();
   int64_t count = b->last - b->first + 1;
   for (int64_t i = threadIdx.x; count <= BlockBags::MOST && i < count; i += BLOCK)
-    b->start[i] = bag_start(t, b->first + i);
+    b->start[i] = (int)max(min(bag_start(t, b->first + i) - base, (int64_t)KEY_TILE), (int64_t)-1);
   __syncthreads();
 }
 
-// The last of the block's bags that starts at or before entry n.
-__device__ __forceinline__ int64_t bag_among(const Task &t, const BlockBags &b, int64_t n)
+// The bags of neighbouring entries from n on: the last of the block's that starts at or before each.
+__device__ __forceinline__ void bags_among(const Task &t, const BlockBags &b, int64_t base, int64_t n, int64_t *bags)
 {
   int64_t count = b.last - b.first + 1;
-  if (count > BlockBags::MOST) return bag_between(t, b.first, b.last + 1, n);
-  int low = 0, high = (int)count;
-  while (high - low > 1) {
+  int low = 0, high = (int)min(count, (int64_t)BlockBags::MOST), at = (int)(n - base);
+  bool here = count <= BlockBags::MOST;
+  while (here && high - low > 1) {
     int middle = (low + high) / 2;
-    if (b.start[middle] <= n)
+    if (b.start[middle] <= at)
       low = middle;
     else
       high = middle;
   }
-  return b.first + low;
+#pragma unroll
+  for (int i = 0; i < KEYS_EACH; i++) {
+    while (here && low + 1 < count && b.start[low + 1] <= at + i) low++;
+    bags[i] = here ? b.first + low : bag_between(t, b.first, b.last + 1, n + i);
+  }
 }
 
-// A warp takes 128 neighbours, in four rows of 32, so that writes are whole lines.
+// A thread takes four neighbours, so that it looks for bags once and writes whole words.
 template <bool USUAL> __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask given)
 {
   KeyTask t = given;
@@ -170,27 +184,30 @@ template <bool USUAL> __global__ void __launch_bounds__(BLOCK) make_keys(const _
   if (blockIdx.x == 0 && threadIdx.x == 0) *t.stamp = t.stamp_value;
   for (int64_t base = (int64_t)blockIdx.x * KEY_TILE; base < all; base += (int64_t)gridDim.x * KEY_TILE) {
     if (by_offsets) find_block_bags(t.bags, base, min(base + KEY_TILE, all), &block_bags);
-    int64_t own = base + (threadIdx.x / WARP) * (WARP * KEYS_EACH) + threadIdx.x % WARP;
+    int64_t first = base + threadIdx.x * KEYS_EACH, key[KEYS_EACH], payload[KEYS_EACH], bag[KEYS_EACH];
+    int count = (int)min((int64_t)KEYS_EACH, all - first);
+    if (count <= 0) continue;
 #pragma unroll
     for (int i = 0; i < KEYS_EACH; i++) {
-      int64_t n = own + i * WARP;
-      if (n >= all) break;
-      int64_t problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries, payload = n;
-      if (bags) {
-        int64_t bag = by_offsets         ? bag_among(t.bags, block_bags, n)
-                      : s.bag_length > 0 ? problem * s.bags + local / s.bag_length
-                                         : problem * s.bags;
-        // Offsets that are out of order can lead to another problem's bag: kept within this one.
-        int64_t least = problem * s.bags, most = least + s.bags - 1;
-        bag = bag < least ? least : bag > most ? most : bag;
-        if (s.payload_is_bag)
-          payload = bag;
-        else
-          put(t.bag_of, n, bag - least, t.wide);
-      }
-      put(t.keys, n, key_of(s, problem, local), t.wide);
-      put(t.payload, n, payload, t.wide);
+      int64_t n = min(first + i, all - 1), problem = s.batch > 1 ? n / s.entries : 0;
+      key[i] = key_of(s, problem, n - problem * s.entries);
     }
+    if (by_offsets) bags_among(t.bags, block_bags, base, first, bag);
+#pragma unroll
+    for (int i = 0; i < KEYS_EACH; i++) {
+      int64_t n = first + i, problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries;
+      payload[i] = n;
+      if (!bags) continue;
+      if (!by_offsets) bag[i] = problem * s.bags + (s.bag_length > 0 ? local / s.bag_length : 0);
+      // Offsets that are out of order can lead to another problem's bag: kept within this one.
+      int64_t least = problem * s.bags, most = least + s.bags - 1;
+      bag[i] = bag[i] < least ? least : bag[i] > most ? most : bag[i];
+      if (s.payload_is_bag) payload[i] = bag[i];
+      bag[i] -= least;
+    }
+    put(t.keys, first, key, count, t.wide);
+    put(t.payload, first, payload, count, t.wide);
+    if (s.with_bag_of) put(t.bag_of, first, bag, count, t.wide);
   }
 }
 

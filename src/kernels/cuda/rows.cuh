@@ -3,7 +3,7 @@
 #ifndef SHF_CUDA_ROWS_CUH
 #define SHF_CUDA_ROWS_CUH
 
-#include "reduce.cuh"
+#include "rower.cuh"
 
 namespace shf {
 
@@ -11,8 +11,8 @@ namespace shf {
 
 template <class E, int VE> __global__ void __launch_bounds__(BLOCK) lookup_rows(const __grid_constant__ Task t)
 {
-  Team m = team_of(t.lanes, 1);
-  int rowers = BLOCK / t.lanes;
+  Team m = team_of(t.lane_bits, 0);
+  int rowers = BLOCK >> t.lane_bits;
   int64_t all = t.entries * t.batch;
   for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
     Spot at = spot_of(t, m, tile, VE);
@@ -22,7 +22,7 @@ template <class E, int VE> __global__ void __launch_bounds__(BLOCK) lookup_rows(
       Columns<E, VE> row;
       row.clear();
       if (!at.active) continue;
-      if (p.offset >= 0) row.fetch(t.source.data + p.offset, at.column, t.dim);
+      if (p.ref >= 0) row.fetch(t.source.data + p.ref, at.column, t.dim);
       typename E::acc x[VE];
       row.values(x);
       char *to = t.target.data + problem * t.target.batch_stride + (n - problem * t.entries) * t.target.row_stride;
@@ -41,7 +41,7 @@ struct SegmentGradTask {
   shf_matrix forward, counts; // acc rows; mean: int64 starts, S + 1 per problem, or rows per segment
   int ids_wide, arg_wide, counts_are_starts;
   SegmentGrad kind;
-  int lanes;
+  int lane_bits;
   int64_t tiles;
 };
 
@@ -107,12 +107,12 @@ enum { GRAD_ROWS = 4 }; // rows of one rower
 template <class E, int VE, SegmentGrad KIND>
 __global__ void __launch_bounds__(BLOCK) segment_grad(const __grid_constant__ SegmentGradTask t)
 {
-  Team m = team_of(t.lanes, 1);
-  int rowers = BLOCK / t.lanes;
+  Team m = team_of(t.lane_bits, 0);
+  int rowers = BLOCK >> t.lane_bits;
   for (int64_t problem = blockIdx.z; problem < t.batch; problem += gridDim.z)
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at;
-      at.column = (tile * t.lanes + m.lane) * VE;
+      at.column = (tile * m.lanes + m.lane) * VE;
       if (at.column >= t.dim) continue;
       const char *ids = t.ids.data + problem * t.ids.batch_stride;
       int64_t first = (int64_t)blockIdx.x * rowers * GRAD_ROWS + m.number;
@@ -175,14 +175,14 @@ __global__ void __launch_bounds__(BLOCK) weights_grad(const __grid_constant__ We
     int64_t problem = t.batch > 1 ? k / t.entries : 0, local = k - problem * t.entries;
     Place<E> p = decode_index<E>(t, problem, k);
     typename E::cell *to = (typename E::cell *)(t.target.data + problem * t.target.batch_stride) + local;
-    if (p.offset < 0) {
+    if (p.ref < 0) {
       if (lane == 0) *to = E::round(acc(0));
       continue;
     }
     int64_t g = t.bag_length > 0 ? k / t.bag_length : group_holding(t, k);
     int64_t bag = g - problem * t.groups;
     bag = bag < 0 ? 0 : bag >= t.groups ? t.groups - 1 : bag; // offsets that are out of order can lead anywhere
-    const char *gradient = row_of(w.grad_out, problem, bag), *row = t.source.data + p.offset;
+    const char *gradient = row_of(w.grad_out, problem, bag), *row = t.source.data + p.ref;
     const char *shift = w.mean ? row_of(w.forward, problem, bag) : nullptr;
     acc sums[VE];
 #pragma unroll

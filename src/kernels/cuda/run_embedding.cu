@@ -52,10 +52,19 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
 
 struct Layout {
   GroupingLayout grouping;
-  int64_t divisors, slots, total;
-  int64_t longs;                // the list of long groups, behind its count
+  int64_t divisors, list, slots, total;
   int64_t bag_slots, row_slots; // how many slots a reduction over bags and one over table rows may need
 };
+
+// What a reduction may list: long bags, or runs of the table's gradient that are not short.
+static int64_t least_listed(sheaf_embedding_kind kind) { return is_backward(kind) ? LONG_RUN : SHF_CHUNK + 1; }
+
+static int64_t listed_entries(const shf_device_problem &p)
+{
+  int64_t runs = is_backward(p.embedding->kind) ? p.batch * grouping_spec(p).entries : 0,
+          bags = p.batch * p.embedding->indices;
+  return runs > bags ? runs : bags;
+}
 
 static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
 {
@@ -82,10 +91,8 @@ static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
   } else if (bags) {
     slot_bytes = at->bag_slots * k->slot_bytes(d.kind == SHEAF_BAG_MAX ? REDUCE_EXTREME : REDUCE_SUM, d.dim);
   }
-  int64_t entries = p.batch * (is_backward(d.kind) ? grouping_spec(p).entries : d.indices);
-  entries = entries > p.batch * d.indices ? entries : p.batch * d.indices;
-  at->longs = bytes;
-  if (at->bag_slots || at->row_slots) bytes += 64 + shf_align64(most_longs(entries) * (int64_t)sizeof(LongGroup));
+  at->list = bytes;
+  if (is_backward(d.kind) || at->bag_slots) bytes += list_bytes(most_listed(listed_entries(p), least_listed(d.kind)));
   at->slots = bytes;
   at->total = bytes + slot_bytes;
   return error;
@@ -190,9 +197,8 @@ static void set_slots(const Run &r, Task *t, int64_t count, Reduction reduction)
 {
   t->slots = r.call.workspace + r.at.slots;
   t->slot_count = count;
-  t->long_count = (LongCount *)(r.call.workspace + r.at.longs);
-  t->longs = (LongGroup *)(r.call.workspace + r.at.longs + 64);
   t->slot_bytes = r.k->slot_bytes(reduction, t->dim);
+  t->list = list_in(r.call.workspace + r.at.list, most_listed(listed_entries(r.call.problem), least_listed(r.d.kind)));
 }
 
 static void run_bags(const Run &r)

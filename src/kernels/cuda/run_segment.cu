@@ -96,7 +96,7 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
 
 struct Layout {
   GroupingLayout grouping;
-  int64_t starts, forward, counts, arg, longs, slots, total;
+  int64_t starts, forward, counts, arg, list, slots, total;
   int64_t slot_count;
 };
 
@@ -121,9 +121,8 @@ static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
   if (again && !by_first) bytes += shf_align64(cells * k->acc_bytes);
   at->arg = bytes;
   if (again && by_first) bytes += shf_align64(cells * 8);
-  at->longs = bytes;
-  if (reduces(d, t) && slots_for(p.batch * d.rows))
-    bytes += 64 + shf_align64(most_longs(p.batch * d.rows) * (int64_t)sizeof(LongGroup));
+  at->list = bytes;
+  if (reduces(d, t)) bytes += list_bytes(most_listed(p.batch * d.rows, SHF_CHUNK + 1));
   at->slots = bytes;
   if (reduces(d, t)) {
     at->slot_count = slots_for(p.batch * d.rows);
@@ -195,6 +194,7 @@ static void find_group_starts(const Run &r, const Sorted *sorted)
   t.groups = r.d.segments;
   t.batch = r.call.problem.batch;
   t.starts = starts_of(r);
+  if (reduces(r.d, r.traits)) t.list_count = (unsigned long long *)(r.call.workspace + r.at.list);
   find_starts(r.l, t);
 }
 
@@ -236,9 +236,9 @@ static Task segment_task(const Run &r, const Sorted *sorted)
   t.out_dtype = d.dtype;
   t.slots = r.call.workspace + r.at.slots;
   t.slot_count = r.at.slot_count;
-  t.long_count = (LongCount *)(r.call.workspace + r.at.longs);
-  t.longs = (LongGroup *)(r.call.workspace + r.at.longs + 64);
   t.slot_bytes = r.k->slot_bytes(reduction_of(r.traits), d.dim);
+  t.list = list_in(r.call.workspace + r.at.list, most_listed(t.batch * t.entries, SHF_CHUNK + 1));
+  t.awaits = 1;
   return t;
 }
 

@@ -12,32 +12,32 @@ inline bool is_aligned(const shf_matrix &m, int64_t bytes)
          (((uintptr_t)m.data | (uintptr_t)m.row_stride | (uintptr_t)m.batch_stride) & (uintptr_t)(bytes - 1)) == 0;
 }
 
-inline int power_of_two_from(int64_t n)
+inline int bits_of(int64_t n) // the least whose power of two is not below n
 {
-  int p = 1;
-  while (p < n) p *= 2;
-  return p;
+  int bits = 0;
+  while (1ll << bits < n) bits++;
+  return bits;
 }
 
-// Threads that share a row of `dim` columns, VE each: as many as there are words, up to a warp. Wider rows are cut into
-// tiles of so many lanes that few are idle.
-inline int lanes_for(int64_t dim, int ve, int least)
+// How many threads share a row of `dim` columns, VE each (as a power of two): as many as there are words, up to a warp.
+// Wider rows are cut into tiles of so many lanes that few are idle.
+inline int lane_bits_for(int64_t dim, int ve, int least)
 {
   int64_t words = dim > 0 ? (dim + ve - 1) / ve : 1;
-  int lanes = WARP;
+  int bits = 5;
   if (words <= WARP) {
-    lanes = power_of_two_from(words);
-    if (lanes > 8 && (words + 7) / 8 * 8 < lanes * 3 / 4 + 1) lanes = 8;
+    bits = bits_of(words);
+    if (bits > 3 && (words + 7) / 8 * 8 < (3 << bits) / 4 + 1) bits = 3;
   } else {
-    while (lanes > 8 && ((words + lanes - 1) / lanes * lanes - words) * 4 > words) lanes /= 2;
+    while (bits > 3 && (((words - 1 + (1 << bits)) >> bits << bits) - words) * 4 > words) bits--;
   }
-  return lanes < least ? least : lanes;
+  return bits < least ? least : bits;
 }
 
-inline int64_t tiles_for(int64_t dim, int ve, int lanes)
+inline int64_t tiles_for(int64_t dim, int ve, int lane_bits)
 {
   int64_t words = dim > 0 ? (dim + ve - 1) / ve : 1;
-  return (words + lanes - 1) / lanes;
+  return (words + (1 << lane_bits) - 1) >> lane_bits;
 }
 
 inline dim3 grid_of(int64_t blocks, int64_t tiles)
@@ -48,100 +48,142 @@ inline dim3 grid_of(int64_t blocks, int64_t tiles)
 
 // How a task is divided. Groups go to teams of one rower each as long as that fills the device. Where it does not,
 // several rowers share a group, down to the 16 places that are one term.
-template <class E, int VE, class Op> size_t plan_launch(const Launcher &l, Task &t, int least_lanes)
+inline void plan_launch(const Launcher &l, Task &t, int ve, int least_bits)
 {
-  t.lanes = lanes_for(t.dim, VE, least_lanes);
-  t.tiles = tiles_for(t.dim, VE, t.lanes);
-  int rowers = BLOCK / t.lanes;
-  t.stage_places = 8 * t.lanes < 16 ? 16 : 8 * t.lanes > 64 ? 64 : 8 * t.lanes;
+  t.lane_bits = lane_bits_for(t.dim, ve, least_bits);
+  t.tiles = tiles_for(t.dim, ve, t.lane_bits);
+  int rower_bits = BLOCK_BITS - t.lane_bits, places = 8 << t.lane_bits, most_bits = rower_bits < 4 ? rower_bits : 4;
+  t.stage_places = places < 16 ? 16 : places > 64 ? 64 : places;
   int64_t groups = t.groups * t.batch, entries = t.entries * t.batch, room = (int64_t)l.device.processors * 2048;
-  t.split = 1;
-  while (t.split < rowers && t.split < SHF_FAN_IN && groups * t.split * SHF_FAN_IN < entries &&
-         groups * t.tiles * t.lanes * t.split * 2 <= room)
-    t.split *= 2;
-  t.chunk_split = 1;
-  if (entries * t.lanes * t.tiles <= room * SHF_FAN_IN) t.chunk_split = rowers < SHF_FAN_IN ? rowers : (int)SHF_FAN_IN;
-  // With few groups some are likely to be long: then many blocks look for them.
-  t.candidates = groups < l.device.processors && t.slot_count < l.device.processors * WARP ? 2 : WARP / 2;
-  t.chunk_blocks = (t.slot_count + t.candidates - 1) / t.candidates;
-  bool shares = t.split > 1 || (t.slot_count > 0 && t.chunk_split > 1);
-  return (size_t)(stage_bytes<E>(t, rowers * t.stage_places) + (shares ? BLOCK * (int64_t)sizeof(Op) : 0));
+  t.split_bits = 0;
+  while (t.split_bits < most_bits && (groups << t.split_bits) * SHF_FAN_IN < entries &&
+         (groups * t.tiles << (t.lane_bits + t.split_bits + 1)) <= room)
+    t.split_bits++;
+  // A chunk is one rower's, as long as there can be enough of them.
+  bool little = (entries * t.tiles << t.lane_bits) <= room * SHF_FAN_IN;
+  t.chunk_bits = little ? most_bits : 0;
 }
 
-// Joins the long groups that a kernel has found itself.
-template <class E, int VE, class Op> void launch_join(Launcher &l, const Task &t)
+// Little to do: teams share groups. (So much that each rower there is room for has 16 rows.)
+inline bool is_little(const Task &t) { return t.split_bits > 0 && t.chunk_bits > 0; }
+
+// Shared memory of rowers that walk alone; of teams, each rower has sixteen places and each thread a term.
+template <class E> size_t walk_bytes(const Task &t, bool narrow)
 {
-  int64_t blocks = (windows_for(t.entries * t.batch) + WARP - 1) / WARP;
-  launch_next(l, join_groups<E, VE, Op>, grid_of(blocks, t.tiles), BLOCK, 0, t);
+  return (size_t)stage_bytes<E>(t, narrow, (WALKERS >> t.lane_bits) * t.stage_places);
+}
+template <class E, class Op> size_t team_bytes(const Task &t, bool narrow)
+{
+  return (size_t)(stage_bytes<E>(t, narrow, (BLOCK >> t.lane_bits) * SHF_FAN_IN) + BLOCK * (int64_t)sizeof(Op));
 }
 
-// The chunks of listed groups, and their join. Where nothing is long, as is usual, these find an empty list.
-template <class E, int VE, class Op, bool RUNS> void launch_listed(Launcher &l, const Task &t)
+// The kernels that are compiled for usual tasks, and those for the rest. Only whole words are usual.
+template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::WIDE && is_usual(t); }
+
+// Runs `call` with USUAL being how the task is decoded, if it is usual; while loading, for each way.
+#define SHF_BY_DECODE(E, VE, l, t, call)                                                 \
+  do {                                                                                   \
+    bool as_usual = is_usual_here<E, VE>(t);                                             \
+    if constexpr (VE == E::WIDE) {                                                       \
+      if ((l).loading ? t.decode == BY_INDEX : as_usual && t.decode == BY_INDEX) {       \
+        enum { USUAL = BY_INDEX };                                                       \
+        call;                                                                            \
+      }                                                                                  \
+      if constexpr (!E::QUANTISED) {                                                     \
+        if ((l).loading ? t.decode == IN_ORDER : as_usual && t.decode == IN_ORDER) {     \
+          enum { USUAL = IN_ORDER };                                                     \
+          call;                                                                          \
+        }                                                                                \
+        if ((l).loading ? t.decode == BY_PAYLOAD : as_usual && t.decode == BY_PAYLOAD) { \
+          enum { USUAL = BY_PAYLOAD };                                                   \
+          call;                                                                          \
+        }                                                                                \
+      }                                                                                  \
+    }                                                                                    \
+    if ((l).loading || !as_usual) {                                                      \
+      enum { USUAL = NOT_USUAL };                                                        \
+      call;                                                                              \
+    }                                                                                    \
+  } while (0)
+
+// The chunks that were listed, by as many rowers as fill the device.
+template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, const Task &t)
 {
-  int rowers = BLOCK / t.lanes;
-  int64_t blocks = (t.slot_count + rowers - 1) / rowers, most = (int64_t)l.device.processors * 8;
-  dim3 grid = grid_of(blocks < most ? blocks : most, t.tiles),
-       half = grid_of(blocks < most / 2 ? blocks : most / 2, t.tiles);
-  size_t shared = (size_t)stage_bytes<E>(t, rowers * t.stage_places);
-  launch_next(l, walk_chunks<E, VE, Op, RUNS>, grid, BLOCK, shared, t);
-  if (t.entries * t.batch > FEW_CHUNKS * SHF_CHUNK || l.loading)
-    launch_next(l, fold_slots<E, VE, Op>, half, BLOCK, 0, t);
-  launch_next(l, join_groups<E, VE, Op>, half, BLOCK, 0, t);
+  int64_t rowers = WALKERS >> t.lane_bits, most = (int64_t)l.device.processors * 8;
+  int64_t blocks = (t.list.most + rowers - 1) / rowers < most ? (t.list.most + rowers - 1) / rowers : most;
+  launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, t.tiles), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
 }
 
-template <class E, int VE, class Op> void launch_walk(Launcher &l, const Task &t)
+// A kernel that begins a task, and may overlap with one of the run before it (`overlaps`), for which it waits itself.
+inline void start(Launcher &l, const Task &t, bool overlaps, void (*kernel)(Task), dim3 grid, int threads,
+                  size_t shared)
 {
-  int rowers = BLOCK / t.lanes;
-  int64_t groups = t.groups * t.batch;
+  if (overlaps)
+    launch_next(l, kernel, grid, threads, shared, t);
+  else
+    launch(l, kernel, grid, threads, shared, t);
+}
+
+template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, const Task &t)
+{
+  bool lists = t.slot_count > 0 && t.groups * t.batch > 0, overlaps = t.awaits || lists;
+  if (l.loading || (lists && !t.awaits)) empty_list(l, t.list);
+  int64_t rowers = WALKERS >> t.lane_bits, groups = t.groups * t.batch;
   dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);
-  size_t shared = (size_t)stage_bytes<E>(t, rowers * t.stage_places);
-  if constexpr (Op::TAKES_COEFFICIENTS) {
-    if (l.loading || has_coefficients(t)) launch(l, walk_groups<E, VE, Op, true, false>, grid, BLOCK, shared, t);
-    bool is_short = t.sink == SINK_SUM && !has_coefficients(t) && t.entries * t.batch <= groups * 3;
-    int64_t each = (int64_t)rowers * SHORT;
-    dim3 fewer = grid_of((groups + each - 1) / each, t.tiles);
-    if (l.loading || (is_short && is_usual(t))) launch(l, sum_short<E, VE, true>, fewer, BLOCK, shared, t);
-    if (l.loading || (is_short && !is_usual(t))) launch(l, sum_short<E, VE, false>, fewer, BLOCK, shared, t);
-    if (is_short && !l.loading) return;
-    if (l.loading || is_usual(t)) launch(l, walk_groups<E, VE, Op, false, true>, grid, BLOCK, shared, t);
-    if (is_usual(t) && !l.loading) return;
+  bool sums_short = false;
+  if constexpr (Op::TAKES_COEFFICIENTS && USUAL >= 0) {
+    sums_short = t.sink == SINK_SUM && t.entries <= groups * 3;
+    int64_t each = rowers * SHORT_GROUPS;
+    if (l.loading || sums_short)
+      start(l, t, overlaps, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles), WALKERS,
+            (size_t)rowers * sizeof(ShortGroups));
   }
-  if (l.loading || !has_coefficients(t)) launch(l, walk_groups<E, VE, Op, false, false>, grid, BLOCK, shared, t);
+  if (l.loading || !sums_short)
+    start(l, t, overlaps, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid, WALKERS,
+          walk_bytes<E>(t, USUAL >= 0));
+  if (l.loading || lists) launch_listed<E, VE, Op, USUAL>(l, t);
 }
 
-// Little to do: one kernel, which finds long groups itself and lets several rowers share a group. Else rowers walk
-// through the groups and list the long ones.
+template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &l, Task t)
+{
+  bool little = is_little(t);
+  if (little || l.loading) {
+    int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;
+    start(l, t, t.awaits, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles), BLOCK,
+          team_bytes<E, Op>(t, USUAL >= 0));
+    int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 2;
+    launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
+                team_bytes<E, Op>(t, USUAL >= 0), t);
+  }
+  if (!little || l.loading) launch_walk<E, VE, Op, USUAL>(l, t);
+}
+
 template <class E, int VE, class Op> void launch_groups(Launcher &l, Task t)
 {
-  size_t shared = plan_launch<E, VE, Op>(l, t, 2);
-  int64_t groups = t.groups * t.batch, entries = t.entries * t.batch, room = (int64_t)l.device.processors * 2048;
-  bool little = entries * t.lanes * t.tiles <= room * SHF_FAN_IN && t.split > 1;
-  if (little || l.loading) {
-    Task own = t;
-    own.longs = nullptr;
-    int teams = BLOCK / t.lanes / t.split;
-    launch(l, reduce_groups<E, VE, Op>, grid_of(t.chunk_blocks + (groups + teams - 1) / teams, t.tiles), BLOCK, shared,
-           own);
-    if (t.slot_count > 0 || l.loading) launch_join<E, VE, Op>(l, own);
-    if (!l.loading) return;
-  }
-  if (t.slot_count > 0) clear_memory(l, t.long_count, sizeof *t.long_count);
-  launch_walk<E, VE, Op>(l, t);
-  if (t.slot_count > 0 || l.loading) launch_listed<E, VE, Op, false>(l, t);
+  plan_launch(l, t, VE, 1);
+  if constexpr (Op::USUAL)
+    SHF_BY_DECODE(E, VE, l, t, (launch_groups_as<E, VE, Op, USUAL>(l, t)));
+  else
+    launch_groups_as<E, VE, Op, NOT_USUAL>(l, t);
 }
 
 template <class E, int VE> void launch_runs(Launcher &l, Task t)
 {
   typedef Sum<E, VE> Op;
-  plan_launch<E, VE, Op>(l, t, t.columns ? 1 : 2);
-  size_t tile = (size_t)stage_bytes<E>(t, 2 * RUN_TILE + SHF_FAN_IN);
+  plan_launch(l, t, VE, t.columns ? 0 : 1);
+  bool plain = !has_coefficients(t) && !t.by_frequency, as_usual = is_usual_here<E, VE>(t);
   dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
-  if (t.slot_count > 0 || l.loading) list_long_runs(l, t);
-  bool plain = !has_coefficients(t), as_usual = is_usual(t);
-  if (l.loading || as_usual) launch(l, walk_runs<E, VE, false, true>, grid, BLOCK, tile, t);
-  if (l.loading || (plain && !as_usual)) launch(l, walk_runs<E, VE, false, false>, grid, BLOCK, tile, t);
-  if (l.loading || !plain) launch(l, walk_runs<E, VE, true, false>, grid, BLOCK, tile, t);
-  if (t.slot_count > 0 || l.loading) launch_listed<E, VE, Op, true>(l, t);
+  empty_list(l, t.list);
+  auto send = [&](bool usual, bool with_coefficients, void (*kernel)(Task)) {
+    size_t bytes = with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0;
+    if (l.loading || (usual == as_usual && with_coefficients == !plain)) launch_next(l, kernel, grid, BLOCK, bytes, t);
+  };
+  if constexpr (VE == E::WIDE) send(true, false, walk_runs<E, VE, false, BY_GRADIENT>);
+  send(false, false, walk_runs<E, VE, false, NOT_USUAL>);
+  send(false, true, walk_runs<E, VE, true, NOT_USUAL>);
+  if constexpr (VE == E::WIDE)
+    if (l.loading || as_usual) launch_listed<E, VE, Op, BY_GRADIENT>(l, t);
+  if (l.loading || !as_usual) launch_listed<E, VE, Op, NOT_USUAL>(l, t);
 }
 
 // Whether lanes may own WIDE columns: every row of every operand must be aligned for it.
@@ -211,18 +253,18 @@ template <class E> struct Stamp {
   template <int VE> static void lookup_as(Launcher &l, Task t)
   {
     t.store_wide = stores_wide<E>(t, VE);
-    t.lanes = lanes_for(t.dim, VE, 1);
-    t.tiles = tiles_for(t.dim, VE, t.lanes);
-    int rowers = BLOCK / t.lanes;
+    t.lane_bits = lane_bits_for(t.dim, VE, 0);
+    t.tiles = tiles_for(t.dim, VE, t.lane_bits);
+    int rowers = BLOCK >> t.lane_bits;
     launch(l, lookup_rows<E, VE>, grid_of((t.entries * t.batch + rowers - 1) / rowers, t.tiles), BLOCK, 0, t);
   }
   static void lookup(Launcher &l, Task t) { SHF_BY_WIDTH(E, l, is_wide<E>(t), (lookup_as<VE>(l, t))); }
 
   template <int VE> static void segment_grad_as(Launcher &l, SegmentGradTask t)
   {
-    t.lanes = lanes_for(t.dim, VE, 1);
-    t.tiles = tiles_for(t.dim, VE, t.lanes);
-    int each = BLOCK / t.lanes * GRAD_ROWS;
+    t.lane_bits = lane_bits_for(t.dim, VE, 0);
+    t.tiles = tiles_for(t.dim, VE, t.lane_bits);
+    int each = (BLOCK >> t.lane_bits) * GRAD_ROWS;
     dim3 grid = grid_of((t.entries + each - 1) / each, t.tiles);
     grid.z = (unsigned)(t.batch < 65535 ? t.batch : 65535);
     auto send = [&](SegmentGrad kind, void (*kernel)(SegmentGradTask)) {

@@ -3,7 +3,7 @@
 // A *group* (bag, segment, table row) has *places* numbered from 0, one for each of its entries. Its sum is the
 // canonical tree over places: 16 places are a term of the first level, 256 (SHF_CHUNK) one of the second. Groups of up
 // to 256 places are reduced by one team of threads. Longer ones are cut into chunks of 256; each chunk's term goes to a
-// *slot* of the workspace, and a second kernel joins the slots in order. Who adds never shows in the bits.
+// *slot* of the workspace, and whoever comes last of sixteen folds them in order. Who adds never shows in the bits.
 #ifndef SHF_CUDA_TASK_CUH
 #define SHF_CUDA_TASK_CUH
 
@@ -13,7 +13,7 @@
 
 namespace shf {
 
-enum { BLOCK = 256, WARP = 32 };
+enum { BLOCK_BITS = 8, BLOCK = 1 << BLOCK_BITS, WARP = 32 };
 
 // How an entry names the row that is its term.
 enum Decode {
@@ -41,18 +41,29 @@ struct Sorted {
   uint64_t expected;
 };
 
-// Long groups that find_long has listed, in any order. Slots of one follow those of the one before it in the list.
+// A group that is cut into chunks; the term of each goes to a slot from `slot` on.
 struct LongGroup {
   int64_t problem, group, start, length, slot;
 };
 
-// How many long groups and chunks there are, counted in one word so that the list stays in order of slots.
-struct LongCount {
-  unsigned long long packed;
-  enum { CHUNK_BITS = 36 };
-  __host__ __device__ int64_t groups() const { return (int64_t)(packed >> CHUNK_BITS); }
-  __host__ __device__ int64_t chunks() const { return (int64_t)(packed & ((1ull << CHUNK_BITS) - 1)); }
+// In large problems kernels list what they leave to walk_chunks: groups, and their chunks one by one. Both are counted
+// in one word.
+struct LongItem {
+  uint32_t group, chunk; // which of the list, and of its chunks
 };
+struct LongList {
+  unsigned long long *count;
+  LongGroup *groups;
+  LongItem *items;
+  int64_t most; // groups, and items, that there is room for
+};
+enum : uint32_t { ITEM_BITS = 32, NOT_LISTED = UINT32_MAX };
+
+// Room for all groups of at least `least` places, of which there are no more chunks than this.
+__host__ __device__ __forceinline__ int64_t most_listed(int64_t entries, int64_t least)
+{
+  return least > SHF_CHUNK ? entries / SHF_CHUNK * 2 + 2 : entries / least + 1;
+}
 
 struct Task {
   // extents of one problem, and the number of problems
@@ -83,31 +94,36 @@ struct Task {
   // slots of long groups
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
-  LongGroup *longs;               // NULL: not listed; kernels look for long groups themselves
-  LongCount *long_count;
+  LongList list;
+  int awaits; // a kernel before this one in the run finds where the groups begin
   // launch
-  int lanes;        // threads that share a row: a power of two up to 32
-  int64_t tiles;    // times lanes * VE columns make dim
-  int split;        // teams: so many rows at a time of one group
-  int chunk_split;  // the same for chunks
+  int lane_bits;    // 2^lane_bits threads share a row, up to 32
+  int64_t tiles;    // times so many lanes * VE columns make dim
+  int split_bits;   // teams: 2^split_bits rowers share a group
+  int chunk_bits;   // the same for chunks
   int stage_places; // places of a group that are decoded at once
-  int64_t chunk_blocks;
-  int candidates; // slots that a block looks after
 };
 
-// The usual task: one problem, plain indices or sorted entries that carry their bag. A kernel that is compiled for it
-// takes its task through `usual`, which makes constants of what is known, so that the code for the rest disappears.
-__host__ __device__ __forceinline__ bool is_usual(const Task &t)
+// The usual task: one problem, numbers that fit 32 bits, nothing to multiply with. Kernels that are compiled for it, and
+// for one way of decoding, take their task through `usual`, which makes constants of what is known, so that the code for
+// the rest disappears; rows are then named by number.
+enum { NOT_USUAL = -1 };
+
+inline bool is_usual(const Task &t)
 {
-  bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of;
-  return t.batch == 1 && plain &&
-         (t.decode == BY_INDEX || (t.decode == BY_GRADIENT && !t.sorted.wide && t.payload_is_bag));
+  const int64_t most = INT32_MAX, most_unsigned = UINT32_MAX;
+  bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of && t.dim > 0;
+  bool fits = t.rows < most_unsigned && t.bags < most_unsigned && t.entries < most && t.groups < most_unsigned &&
+              t.source.row_stride <= most_unsigned && t.target.row_stride <= most_unsigned;
+  bool sorted = t.decode == BY_PAYLOAD || t.decode == BY_GRADIENT;
+  if (t.decode == BY_GRADIENT && !t.payload_is_bag && t.bag_length > 0) return false;
+  return t.batch == 1 && plain && fits && t.sink != SINK_TERM && !(sorted && t.sorted.wide);
 }
 
-template <bool USUAL, bool RUNS>
-__device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<USUAL, Task, const Task &>
+template <int USUAL>
+__device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<USUAL >= 0, Task, const Task &>
 {
-  if constexpr (!USUAL) {
+  if constexpr (USUAL < 0) {
     return given;
   } else {
     Task t = given;
@@ -116,10 +132,33 @@ __device__ __forceinline__ auto usual(const Task &given) -> std::conditional_t<U
     t.weighted = t.by_frequency = 0;
     t.divisors = t.bag_of = nullptr;
     t.columns = 0;
-    t.decode = RUNS ? BY_GRADIENT : BY_INDEX;
-    if (RUNS) t.sorted.wide = 0, t.payload_is_bag = 1;
+    t.decode = (Decode)USUAL;
+    t.sorted.wide = 0;
+    t.payload_is_bag = 1;
     return t;
   }
+}
+
+// How a row is named in shared memory: by its number, or by where it lies, in bytes from source.data.
+template <bool NARROW> struct Ref {
+  typedef int64_t type;
+  static __device__ __forceinline__ int64_t offset(type ref, int64_t) { return ref; }
+};
+template <> struct Ref<true> {
+  typedef uint32_t type;
+  static __device__ __forceinline__ int64_t offset(type ref, int64_t stride)
+  {
+    return (int64_t)((uint64_t)ref * (uint32_t)stride);
+  }
+};
+template <bool NARROW> __device__ __forceinline__ typename Ref<NARROW>::type no_row()
+{
+  return (typename Ref<NARROW>::type) - 1;
+}
+
+template <bool NARROW> __device__ __forceinline__ int64_t ref_of(const shf_matrix &m, int64_t problem, int64_t row)
+{
+  return NARROW ? row : problem * m.batch_stride + row * m.row_stride;
 }
 
 __device__ __forceinline__ int64_t load_index(const char *data, int64_t position, int wide)
@@ -166,48 +205,54 @@ __device__ __forceinline__ Span span_of(const Task &t, int64_t g)
   Span s;
   s.problem = t.batch > 1 ? g / t.groups : 0;
   s.group = g - s.problem * t.groups;
-  s.start = group_start(t, s.problem, s.group);
-  s.end = group_start(t, s.problem, s.group + 1);
+  int64_t base = s.problem * t.entry_stride, last = t.entry_stride ? t.entries : t.entries * t.batch;
+  if (t.bag_length >= 0) {
+    s.start = s.group * t.bag_length;
+    s.end = s.start + t.bag_length;
+  } else { // both are asked for before either is looked at
+    const char *offsets = t.offsets + s.problem * t.offsets_batch;
+    bool open = s.group + 1 == t.groups && !t.offsets_end;
+    s.start = load_index(offsets, s.group, t.offsets_wide);
+    s.end = load_index(offsets, s.group + !open, t.offsets_wide);
+    if (open) s.end = last;
+    s.start = s.start < 0 ? 0 : s.start > last ? last : s.start;
+    s.end = s.end > last ? last : s.end;
+  }
+  s.start += base;
+  s.end += base;
   if (s.end < s.start) s.end = s.start;
   return s;
 }
 
 // ---- Slots ----
 
-// Slot of the first chunk of a long group that starts at `s`. Chunks of different long groups never meet: between the
-// starts of two of them lie at least 257 entries, and n chunks.
-__host__ __device__ __forceinline__ int64_t first_slot(int64_t s) { return s / SHF_CHUNK + s / (SHF_CHUNK + 1); }
+// Slot of the first chunk of a long group that starts at `s`. Chunks of different long groups never meet: n > 256 entries
+// are at most 2 * floor(n / 256) chunks, and no less further on do the slots of the next group begin.
+__host__ __device__ __forceinline__ int64_t first_slot(int64_t s) { return s / SHF_CHUNK * 2; }
 
 __host__ __device__ __forceinline__ int64_t slots_for(int64_t entries)
 {
   return entries > SHF_CHUNK ? first_slot(entries) + 2 : 0;
 }
 
-// The last position whose first_slot is at most `slot`.
-__device__ __forceinline__ int64_t last_position(int64_t slot)
+// Where a position would lie if all groups were equally long.
+__device__ __forceinline__ int64_t guess_group(const Task &t, int64_t position)
 {
-  int64_t low = slot * (SHF_CHUNK / 2), high = low + 2 * SHF_CHUNK + slot; // first_slot(low) <= slot < first_slot(high)
-  while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2;
-    if (first_slot(middle) <= slot)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+  int64_t all = t.groups * t.batch;
+  int64_t guess = (int64_t)((float)position / (float)(t.entries * t.batch) * (float)all);
+  return guess < 0 ? 0 : guess >= all ? all - 1 : guess;
 }
 
 // The last group, over all problems, that starts at or before `position`; groups lie in order. The guess is right when
 // groups are about as long as each other, so that few offsets are read; otherwise leaps grow until they enclose it.
 __device__ inline int64_t group_holding(const Task &t, int64_t position)
 {
-  int64_t all = t.groups * t.batch, entries = t.entries * t.batch;
+  int64_t all = t.groups * t.batch;
   auto starts_before = [&](int64_t g) {
     int64_t problem = t.batch > 1 ? g / t.groups : 0;
     return group_start(t, problem, g - problem * t.groups) <= position;
   };
-  int64_t guess = entries > 0 ? (int64_t)((double)position * (double)all / (double)entries) : 0;
-  guess = guess < 0 ? 0 : guess >= all ? all - 1 : guess;
+  int64_t guess = guess_group(t, position);
   int64_t low, high, leap = 1;
   if (starts_before(guess)) {
     low = guess;
@@ -244,67 +289,37 @@ __device__ inline int64_t bound_of(const Sorted &s, int64_t low, int64_t high, u
   return low;
 }
 
+__device__ __forceinline__ Span run_span(const Task &t, uint64_t key, int64_t start, int64_t end)
+{
+  Span span;
+  span.problem = t.batch > 1 ? (int64_t)key / t.groups : 0;
+  span.group = (int64_t)key - span.problem * t.groups;
+  span.start = start;
+  span.end = end;
+  return span;
+}
+
+// ---- Long groups ----
+
 // The last group that starts at or before `position`, when it is a long one.
 __device__ inline bool long_group_at(const Task &t, int64_t position, Span *span)
 {
   int64_t all = t.entries * t.batch;
   if (position >= all) position = all - 1;
   if (position < 0 || t.groups * t.batch == 0) return false;
-  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays.
-  *span = span_of(t, group_holding(t, position));
+  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays. Where groups are of
+  // one length the first guess is right, and both its ends come at once.
+  *span = span_of(t, guess_group(t, position));
+  if (position < span->start || position >= span->end) *span = span_of(t, group_holding(t, position));
   return span->end - span->start > SHF_CHUNK;
 }
 
-// The long group, if there is one, that has a chunk in this slot.
-__device__ inline bool long_group_of_slot(const Task &t, int64_t slot, Span *span)
+// The long group, if there is one, that has a chunk in slots 2 * pair and 2 * pair + 1: what begins last before those of
+// the next pair could.
+__device__ inline bool long_group_of_pair(const Task &t, int64_t pair, Span *span)
 {
-  if (!long_group_at(t, last_position(slot), span)) return false;
-  int64_t chunk = slot - first_slot(span->start);
-  return chunk >= 0 && chunk * SHF_CHUNK < span->end - span->start;
-}
-
-// ---- Listing long groups ----
-
-__host__ __device__ __forceinline__ int64_t most_longs(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
-
-__device__ __forceinline__ void list_long(const Task &t, const Span &span)
-{
-  int64_t length = span.end - span.start, chunks = (length + SHF_CHUNK - 1) / SHF_CHUNK;
-  LongCount before = {atomicAdd(&t.long_count->packed, 1ull << LongCount::CHUNK_BITS | (unsigned long long)chunks)};
-  // Offsets that are out of order can claim more than there is room for.
-  if (before.groups() >= most_longs(t.entries * t.batch) || before.chunks() + chunks > t.slot_count) return;
-  t.longs[before.groups()] = LongGroup{span.problem, span.group, span.start, length, before.chunks()};
-}
-
-// What of the list may be read.
-__device__ __forceinline__ LongCount listed(const Task &t)
-{
-  LongCount count = *t.long_count;
-  int64_t groups = min(count.groups(), most_longs(t.entries * t.batch)), chunks = min(count.chunks(), t.slot_count);
-  return LongCount{(unsigned long long)groups << LongCount::CHUNK_BITS | (unsigned long long)chunks};
-}
-
-// The long group that owns a slot.
-__device__ inline LongGroup long_of_slot(const Task &t, int64_t groups, int64_t slot)
-{
-  int64_t low = 0, high = groups;
-  while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2;
-    if (t.longs[middle].slot <= slot)
-      low = middle;
-    else
-      high = middle;
-  }
-  return t.longs[low];
-}
-
-// Long groups are also numbered by windows of 257 entries, in each of which at most one begins.
-__host__ __device__ __forceinline__ int64_t windows_for(int64_t entries) { return entries / (SHF_CHUNK + 1) + 1; }
-
-__device__ inline bool long_group_of_window(const Task &t, int64_t window, Span *span)
-{
-  enum { WINDOW = SHF_CHUNK + 1 };
-  return long_group_at(t, window * WINDOW + SHF_CHUNK, span) && span->start / WINDOW == window;
+  int64_t position = pair * SHF_CHUNK + SHF_CHUNK - 1;
+  return long_group_at(t, position, span);
 }
 
 // ---- Entries ----
@@ -321,15 +336,15 @@ __device__ __forceinline__ char *target_row(const Task &t, const shf_matrix &m, 
   return m.data + problem * m.batch_stride + at;
 }
 
-// One decoded place: where its row lies (bytes from source.data; -1: a hole), what it is multiplied by, and what it
-// adds to the divisor of a weighted mean.
+// One decoded place: its row (a Ref, -1: a hole), what it is multiplied by, and what it adds to the divisor of a mean.
 template <class E> struct Place {
-  int64_t offset;
+  int64_t ref;
   typename E::acc coefficient, counted_weight;
   int counted;
 };
 
-template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem, int64_t entry)
+template <class E, bool NARROW = false>
+__device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem, int64_t entry)
 {
   Place<E> p;
   int64_t local = entry - problem * t.entries;
@@ -337,7 +352,7 @@ template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &
   uint64_t row = (uint64_t)index - (uint64_t)t.row_begin;
   bool good = (uint64_t)index < (uint64_t)t.total_rows && index != t.padding;
   bool here = good && row < (uint64_t)t.rows;
-  p.offset = here ? problem * t.source.batch_stride + (int64_t)row * t.source.row_stride : -1;
+  p.ref = here ? ref_of<NARROW>(t.source, problem, (int64_t)row) : -1;
   p.coefficient = here ? 1 : 0;
   p.counted = good;
   p.counted_weight = 0;
@@ -350,7 +365,8 @@ template <class E> __device__ __forceinline__ Place<E> decode_index(const Task &
   return p;
 }
 
-template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
+template <class E, bool NARROW = false>
+__device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
 {
   typedef typename E::acc acc;
   Place<E> p;
@@ -360,7 +376,7 @@ template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Tas
   int64_t payload = payload_at(t.sorted, entry);
   if (t.columns) {
     int64_t cell = payload - problem * t.entries;
-    p.offset = problem * t.source.batch_stride + cell_offset(t, t.source, cell, sizeof(typename E::cell));
+    p.ref = problem * t.source.batch_stride + cell_offset(t, t.source, cell, sizeof(typename E::cell));
     return p;
   }
   int64_t local = payload - problem * (t.payload_is_bag ? t.bags : t.entries), bag = local;
@@ -372,37 +388,22 @@ template <class E> __device__ __forceinline__ Place<E> decode_gradient(const Tas
     p.coefficient =
         weight_value<E>(((const typename E::weight *)(t.weights.data + problem * t.weights.batch_stride))[local]);
   if (t.divisors) p.coefficient = p.coefficient / ((const acc *)t.divisors)[problem * t.bags + bag];
-  p.offset = problem * t.source.batch_stride + bag * t.source.row_stride;
+  p.ref = ref_of<NARROW>(t.source, problem, bag);
   return p;
 }
 
-// Entries of runs are decoded by decode_gradient, those of groups by one of the others.
-template <class E, bool RUNS>
+template <class E, bool NARROW>
 __device__ __forceinline__ Place<E> decode_place(const Task &t, int64_t problem, int64_t entry)
 {
-  if (RUNS) return decode_gradient<E>(t, problem, entry);
-  if (t.decode == BY_INDEX) return decode_index<E>(t, problem, entry);
+  if (t.decode == BY_GRADIENT) return decode_gradient<E, NARROW>(t, problem, entry);
+  if (t.decode == BY_INDEX) return decode_index<E, NARROW>(t, problem, entry);
   Place<E> p;
   int64_t row = (t.decode == IN_ORDER ? entry : payload_at(t.sorted, entry)) - problem * t.entries;
-  p.offset = problem * t.source.batch_stride + row * t.source.row_stride;
+  p.ref = ref_of<NARROW>(t.source, problem, row);
   p.coefficient = 1;
   p.counted = 1;
   p.counted_weight = 0;
   return p;
-}
-
-// Where the row of a group's entry lies, where nothing else about it matters: bytes from source.data, or -1.
-__device__ __forceinline__ int64_t offset_of(const Task &t, int64_t problem, int64_t entry)
-{
-  int64_t row = entry - problem * t.entries;
-  if (t.decode == BY_INDEX) {
-    int64_t index = load_index(t.index.data + problem * t.index.batch_stride, row, t.index_wide);
-    row = index - t.row_begin;
-    if ((uint64_t)row >= (uint64_t)t.rows || index < 0 || index == t.padding) return -1;
-  } else if (t.decode == BY_PAYLOAD) {
-    row = payload_at(t.sorted, entry) - problem * t.entries;
-  }
-  return problem * t.source.batch_stride + row * t.source.row_stride;
 }
 
 // What arg becomes when place number `entry` wins.

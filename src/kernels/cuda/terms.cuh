@@ -16,14 +16,15 @@ struct Spot {
   bool first;  // the lane that speaks for the whole row
 };
 
-// A slot: for every tile of columns a weight and a count, then the columns.
+// A slot: a head for every tile of columns, then the columns.
 struct SlotHead {
   double weight;
-  int64_t counted;
+  int64_t counted;  // entries; or the first place of an extreme
+  unsigned arrived; // terms of the node that begins here (see climb)
 };
 __host__ __device__ __forceinline__ int64_t slot_head_bytes(int64_t dim) { return (dim / 8 + 1) * sizeof(SlotHead); }
 
-__device__ __forceinline__ SlotHead *slot_head(char *slot, const Spot &at) { return (SlotHead *)slot + at.tile; }
+__device__ __forceinline__ SlotHead *slot_head(char *slot, int64_t tile) { return (SlotHead *)slot + tile; }
 
 template <class A, int VE> __device__ __forceinline__ void store_acc(char *row, const Spot &at, int64_t dim, const A *x)
 {
@@ -35,7 +36,7 @@ template <class A, int VE> __device__ __forceinline__ void store_acc(char *row, 
 template <class A, int VE> __device__ __forceinline__ void load_acc(const char *row, const Spot &at, int64_t dim, A *x)
 {
 #pragma unroll
-  for (int j = 0; j < VE; j++) x[j] = at.column + j < dim ? ((const A *)row)[at.column + j] : A(0);
+  for (int j = 0; j < VE; j++) x[j] = at.column + j < dim ? __ldcg((const A *)row + at.column + j) : A(0);
 }
 
 // ---- Sums ----
@@ -43,7 +44,8 @@ template <class A, int VE> __device__ __forceinline__ void load_acc(const char *
 template <class E, int VE> struct Sum {
   typedef typename E::acc acc;
   typedef Sum Result;
-  enum { TAKES_COEFFICIENTS = 1 };
+  // USUAL: kernels are compiled for usual tasks, too. REPEATS: a row that comes again changes nothing.
+  enum { TAKES_COEFFICIENTS = 1, USUAL = 1, REPEATS = 0 };
   acc v[VE], w; // w: weights that count for a mean
   int64_t counted;
 
@@ -72,6 +74,8 @@ template <class E, int VE> struct Sum {
     w += next.w;
     counted += next.counted;
   }
+  __device__ __forceinline__ void count(int64_t entries) { counted = entries; }
+  __device__ __forceinline__ void weigh(acc weight) { w += weight; }
   __device__ __forceinline__ Sum widened(const Task &, int64_t, int64_t) const { return *this; }
 
   static __host__ __device__ int64_t slot_bytes(int64_t dim)
@@ -80,14 +84,15 @@ template <class E, int VE> struct Sum {
   }
   __device__ __forceinline__ void save(const Task &t, char *slot, const Spot &at) const
   {
-    if (at.first) *slot_head(slot, at) = SlotHead{(double)w, counted};
+    SlotHead *head = slot_head(slot, at.tile);
+    if (at.first) head->weight = (double)w, head->counted = counted;
     store_acc<acc, VE>(slot + slot_head_bytes(t.dim), at, t.dim, v);
   }
   __device__ __forceinline__ void load(const Task &t, char *slot, const Spot &at)
   {
-    SlotHead head = *slot_head(slot, at);
-    w = (acc)head.weight;
-    counted = head.counted;
+    const SlotHead *head = slot_head(slot, at.tile);
+    w = (acc)__ldcg(&head->weight);
+    counted = __ldcg((const long long *)&head->counted);
     load_acc<acc, VE>(slot + slot_head_bytes(t.dim), at, t.dim, v);
   }
 
@@ -134,18 +139,14 @@ template <class E, int VE> struct Sum {
 template <class E, int VE> struct Prod {
   typedef typename E::acc acc;
   typedef Prod Result;
-  enum { TAKES_COEFFICIENTS = 0 };
+  enum { TAKES_COEFFICIENTS = 0, USUAL = 0, REPEATS = 0 };
   acc v[VE];
   int zeros[VE];
-  acc w; // unused: a product has no weights
-  int64_t counted;
 
   __device__ __forceinline__ void start()
   {
 #pragma unroll
     for (int j = 0; j < VE; j++) v[j] = 1, zeros[j] = 0;
-    w = 0;
-    counted = 0;
   }
   __device__ __forceinline__ void take(const Task &t, const Columns<E, VE> &row, bool there, acc, int)
   {
@@ -169,6 +170,8 @@ template <class E, int VE> struct Prod {
     }
   }
   __device__ __forceinline__ void fold_counts(const Prod &) {}
+  __device__ __forceinline__ void count(int64_t) {}
+  __device__ __forceinline__ void weigh(acc) {}
   __device__ __forceinline__ Prod widened(const Task &, int64_t, int64_t) const { return *this; }
 
   static __host__ __device__ int64_t slot_bytes(int64_t dim)
@@ -210,7 +213,8 @@ template <class E, int VE> struct Prod {
 
 // ---- Maxima and minima: the first NaN, else the first of the equal extremes; its place, or how many are equal ----
 
-// A minimum is kept as the maximum of values whose sign is flipped.
+// A minimum is kept as the maximum of values whose sign is flipped. What is kept starts as -infinity at no place: the
+// value is right then even if all are -infinity, and the place is the first one's.
 
 template <class A> __device__ __forceinline__ bool same_value(A a, A b) { return a == b || (a != a && b != b); }
 
@@ -218,26 +222,22 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
   typedef typename E::acc acc;
   typedef typename E::best best;
   typedef Extreme<E, VE, TIES, int64_t> Result;
-  enum { TAKES_COEFFICIENTS = 0 };
+  enum { TAKES_COEFFICIENTS = 0, USUAL = !TIES, REPEATS = !TIES };
   best v[VE];
   Position at_place[VE]; // or the number of equal ones
-  int has;
-  acc w;
-  int64_t counted;
+  Position first;        // place that is not a hole; -1: none
 
   __device__ __forceinline__ void start()
   {
 #pragma unroll
-    for (int j = 0; j < VE; j++) v[j] = best(0), at_place[j] = -1;
-    has = 0;
-    w = 0;
-    counted = 0;
+    for (int j = 0; j < VE; j++) v[j] = E::lowest(), at_place[j] = TIES ? 0 : -1;
+    first = -1;
   }
   // A candidate that lies behind all so far; `position` is its place, or how often it occurs.
   __device__ __forceinline__ void compete(int j, best x, Position position, bool there)
   {
     acc mine = E::value(v[j]), theirs = E::value(x);
-    bool takes = there && (!has || (!(theirs <= mine) && mine == mine));
+    bool takes = there && !(theirs <= mine) && mine == mine;
     if (TIES && there && !takes && same_value(theirs, mine)) at_place[j] += position;
     v[j] = takes ? x : v[j];
     at_place[j] = takes ? position : at_place[j];
@@ -248,25 +248,28 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
     row.get(x);
 #pragma unroll
     for (int j = 0; j < VE; j++) compete(j, flip_sign(x[j], t.least), TIES ? 1 : place, there);
-    has |= there;
+    first = first < 0 && there ? place : first;
   }
   __device__ __forceinline__ void fold(const Task &, const Extreme &next)
   {
 #pragma unroll
-    for (int j = 0; j < VE; j++) compete(j, next.v[j], next.at_place[j], next.has);
-    has |= next.has;
+    for (int j = 0; j < VE; j++) compete(j, next.v[j], next.at_place[j], true);
+    first = first < 0 ? next.first : first;
   }
   __device__ __forceinline__ void fold_counts(const Extreme &) {}
+  __device__ __forceinline__ void count(int64_t) {}
+  __device__ __forceinline__ void weigh(acc) {}
   // Places of a group become what arg holds.
   __device__ __forceinline__ Result widened(const Task &t, int64_t problem, int64_t entry) const
   {
     Result r;
-    r.has = has;
+    bool names = !TIES && t.arg.data;
+    r.first = names && first >= 0 ? id_of(t, problem, entry + first) : first;
 #pragma unroll
     for (int j = 0; j < VE; j++) {
       r.v[j] = v[j];
       r.at_place[j] = at_place[j];
-      if (!TIES && has && t.arg.data) r.at_place[j] = id_of(t, problem, entry + at_place[j]);
+      if (names && at_place[j] >= 0) r.at_place[j] = id_of(t, problem, entry + at_place[j]);
     }
     return r;
   }
@@ -279,14 +282,14 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
   __device__ __forceinline__ void save(const Task &t, char *slot, const Spot &at) const
   {
     char *cells = slot + slot_head_bytes(t.dim);
-    if (at.first) slot_head(slot, at)->counted = has;
+    if (at.first) slot_head(slot, at.tile)->counted = first;
     store_acc<best, VE>(cells, at, t.dim, v);
     store_acc<Position, VE>(cells + values_bytes(t.dim), at, t.dim, at_place);
   }
   __device__ __forceinline__ void load(const Task &t, char *slot, const Spot &at)
   {
     const char *cells = slot + slot_head_bytes(t.dim);
-    has = (int)slot_head(slot, at)->counted;
+    first = (Position)__ldcg((const long long *)&slot_head(slot, at.tile)->counted);
     load_acc<best, VE>(cells, at, t.dim, v);
     load_acc<Position, VE>(cells + values_bytes(t.dim), at, t.dim, at_place);
   }
@@ -304,6 +307,7 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
                                          const acc *) const
   {
     if (!at.active) return;
+    bool has = first >= 0;
     if (t.target.data) {
       char *row = target_row(t, t.target, problem, group, 1);
       acc x[VE];
@@ -330,7 +334,7 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
       if (TIES)
         ((acc *)arg)[at.column + j] = has ? (acc)at_place[j] : acc(0);
       else
-        store_arg(t, arg, at.column + j, has ? (int64_t)at_place[j] : -1);
+        store_arg(t, arg, at.column + j, at_place[j] >= 0 ? (int64_t)at_place[j] : (int64_t)first);
     }
   }
 };

@@ -1,0 +1,281 @@
+// share.cuh: several rowers to a group: small problems, where there are too few groups to fill the device, and the
+// chunks of long groups. Each rower takes 16 places, which are one term; terms are folded in order.
+#ifndef SHF_CUDA_SHARE_CUH
+#define SHF_CUDA_SHARE_CUH
+
+#include "rower.cuh"
+
+namespace shf {
+
+// Reduces up to 256 places from `entry` on by a team. The result is right in the team's first rower. `parts` has room
+// for a term of each thread.
+template <class E, int VE, class Op, bool NARROW>
+__device__ __forceinline__ Op share_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, Op *parts,
+                                           int64_t problem, int64_t entry, int places, const Spot &at,
+                                           typename E::acc scale)
+{
+  Op total;
+  total.start();
+  int counted = 0, each = m.rowers * SHF_FAN_IN, longest = m.lanes * m.rowers <= WARP ? most_of_warp(places) : places;
+  Op *own = parts + (m.number * m.rowers) * m.lanes + m.lane;
+#pragma unroll 1
+  for (int base = 0; base < longest; base += each) {
+    int first = base + m.rower * SHF_FAN_IN;
+    __syncwarp();
+    decode_places<E, NARROW, false>(t, m, s, problem, entry, first, SHF_FAN_IN, places, &counted);
+    __syncwarp();
+    Op term;
+    term.start();
+    take_rows<E, VE, Op, NARROW, !NARROW, false, false>(t, term, s, SHF_FAN_IN, first, at, scale);
+    if (base > 0) team_sync(m); // the first rower is done with the terms before
+    own[m.rower * m.lanes] = term;
+    team_sync(m);
+    for (int r = 0; m.rower == 0 && r < m.rowers && base + r * SHF_FAN_IN < places; r++) {
+      total.fold(t, own[r * m.lanes]);
+      total.fold_counts(own[r * m.lanes]);
+    }
+  }
+  if (counts_entries(t)) {
+    int *counts = (int *)(parts + m.number * m.rowers * m.lanes);
+    counted = count_of_rower(m, counted);
+    team_sync(m);
+    if (m.lane == 0) counts[m.rower] = counted;
+    team_sync(m);
+    for (int r = 1; m.rower == 0 && r < m.rowers; r++) counted += counts[r];
+    total.count(counted);
+  }
+  team_sync(m);
+  return total;
+}
+
+// ---- Chunks of long groups ----
+
+// Where the slot of a group's chunk lies.
+__device__ __forceinline__ char *slot_at(const Task &t, const LongGroup &g, int64_t chunk)
+{
+  return t.slots + (g.slot + chunk) * t.slot_bytes;
+}
+
+// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet.
+__device__ __forceinline__ void claim_slots(const Task &t, const Span &span, int thread, int threads)
+{
+  int64_t chunks = (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK, first = first_slot(span.start);
+  for (int64_t tile = 0; tile < t.tiles; tile++)
+    for (int64_t i = thread; i < chunks; i += threads)
+      slot_head(t.slots + (first + i) * t.slot_bytes, tile)->arrived = 0;
+}
+
+// Counts an arrival; what the rower's lanes have stored is seen by who comes later.
+__device__ __forceinline__ unsigned arrive(unsigned *arrived)
+{
+  unsigned before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(arrived))
+               : "memory");
+  return before;
+}
+
+// A chunk's term climbs the tree. It goes to its slot, and the rower that comes last of sixteen (all are counted in the
+// head of their first slot) folds them in order and goes on to the next level with the sum; who arrives at the top
+// stores the result. Who that is depends on time, the order of additions does not.
+template <class E, int VE, class Op>
+__device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGroup &g, int64_t chunk, const Spot &at,
+                                      typename Op::Result term)
+{
+  int64_t chunks = (g.length + SHF_CHUNK - 1) / SHF_CHUNK;
+  int level = 0;
+#pragma unroll 1
+  for (int64_t stride = 1; stride < chunks; stride *= SHF_FAN_IN, level++) {
+    int64_t first = chunk / (stride * SHF_FAN_IN) * (stride * SHF_FAN_IN);
+    int siblings = (int)min((int64_t)SHF_FAN_IN, (chunks - first + stride - 1) / stride);
+    if (siblings == 1) continue; // the last of its level: nothing to add, and no slot to count in
+    term.save(t, slot_at(t, g, chunk / stride * stride), at);
+    __syncwarp(m.mask);
+    unsigned before = 0;
+    // A node of several terms spans more than `level` slots, so that levels count in different heads.
+    if (m.lane == 0) before = arrive(&slot_head(slot_at(t, g, first + level), at.tile)->arrived);
+    before = __shfl_sync(m.mask, before, 0, m.lanes);
+    if (before + 1 != (unsigned)siblings) return;
+    __threadfence();
+    term.start();
+#pragma unroll 4
+    for (int i = 0; i < siblings; i++) {
+      typename Op::Result next;
+      next.load(t, slot_at(t, g, first + i * stride), at);
+      term.fold(t, next);
+      term.fold_counts(next);
+    }
+  }
+  typename E::acc held[VE];
+  Op::Result::hold(t, g.problem, g.group, at, held);
+  term.finish(t, g.problem, g.group, g.length, at, held);
+}
+
+// One chunk: its places, and what by_frequency multiplies with.
+template <class E> struct Chunk {
+  LongGroup g;
+  int64_t chunk, entry;
+  int places; // 0: none. Rowers of one warp go on together, with chunks or without.
+  typename E::acc scale;
+};
+
+template <class E>
+__device__ __forceinline__ Chunk<E> chunk_of(const Task &t, const LongGroup &g, int64_t chunk, bool takes)
+{
+  Chunk<E> c = {g, chunk, g.start + chunk * SHF_CHUNK, 0, 1};
+  if (takes) c.places = (int)min((int64_t)SHF_CHUNK, g.start + g.length - c.entry);
+  if (t.by_frequency) c.scale = frequency_of<E>(g.length);
+  return c;
+}
+
+// Enters `groups` groups with `items` chunks into the list; true when there is room. (Offsets that are out of order can
+// claim more.)
+__device__ __forceinline__ bool enter_list(const Task &t, int groups, int64_t items, uint32_t *group, int64_t *item)
+{
+  wait_for_launch_before(); // the list has been emptied
+  unsigned long long before =
+      atomicAdd(t.list.count, (unsigned long long)groups << ITEM_BITS | (unsigned long long)items);
+  *group = (uint32_t)(before >> ITEM_BITS);
+  *item = (int64_t)(before & ((1ull << ITEM_BITS) - 1));
+  return *group + (int64_t)groups <= t.list.most && *item + items <= t.list.most;
+}
+
+__device__ __forceinline__ int64_t chunks_of(const Span &span)
+{
+  return (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK;
+}
+
+// Writes a group that was entered, and its chunks, by `threads` threads.
+__device__ __forceinline__ void list_group(const Task &t, const Span &span, uint32_t group, int64_t item, int thread,
+                                           int threads)
+{
+  int64_t chunks = chunks_of(span);
+  if (thread == 0)
+    t.list.groups[group] =
+        LongGroup{span.problem, span.group, span.start, span.end - span.start, first_slot(span.start)};
+  for (int64_t i = thread; i < chunks; i += threads) t.list.items[item + i] = LongItem{group, (uint32_t)i};
+  if (chunks > 1) claim_slots(t, span, thread, threads);
+}
+
+// The chunks that were listed: each rower takes one after the other. Where nothing is long, as is usual, there are none.
+template <class E, int VE, class Op, int USUAL>
+__global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant__ Task given)
+{
+  enum { NARROW = USUAL >= 0 };
+  const Task &t = usual<USUAL>(given);
+  extern __shared__ __align__(16) char memory[];
+  wait_for_launch_before();
+  int64_t items = min((int64_t)(*t.list.count & ((1ull << ITEM_BITS) - 1)), t.list.most);
+  Team m = team_of(t.lane_bits, 0);
+  int rowers = WALKERS >> t.lane_bits;
+  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
+  for (int64_t base = blockIdx.x; base < items; base += (int64_t)gridDim.x * rowers) {
+    int64_t number = base + (int64_t)m.number * gridDim.x;
+    LongItem item = t.list.items[min(number, items - 1)];
+    bool takes = number < items && item.group != NOT_LISTED;
+    Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], item.chunk, takes);
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places, most_of_warp(c.places),
+                                                        at, c.scale);
+      if (c.places > 0) climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
+    }
+  }
+}
+
+// ---- Small problems ----
+
+// Chunks that a block has found.
+struct Found {
+  enum { LOOKED_AT = 64 }; // pairs of slots at once
+  int count;
+  LongGroup group[2 * LOOKED_AT];
+  int64_t chunk[2 * LOOKED_AT];
+};
+
+// Looks at the block's pairs of slots from its `first` on. They lie so far apart as there are blocks, so that all blocks
+// have about as many of the chunks, however those lie. Returns false when there are no more.
+__device__ __forceinline__ bool find_chunks(const Task &t, Found *found, int64_t first)
+{
+  int64_t pairs = t.slot_count / 2, pair = (first + threadIdx.x) * gridDim.x + blockIdx.x;
+  if (first * gridDim.x + blockIdx.x >= pairs) return false;
+  __syncthreads();
+  if (threadIdx.x == 0) found->count = 0;
+  __syncthreads();
+  Span span;
+  if (threadIdx.x < Found::LOOKED_AT && pair < pairs && long_group_of_pair(t, pair, &span)) {
+    int64_t slot = first_slot(span.start), length = span.end - span.start, chunk = 2 * pair - slot;
+    for (int k = 0; k < 2; k++, chunk++) {
+      if (chunk < 0 || chunk * SHF_CHUNK >= length) continue;
+      int at = atomicAdd(&found->count, 1);
+      found->group[at] = LongGroup{span.problem, span.group, span.start, length, slot};
+      found->chunk[at] = chunk;
+    }
+  }
+  __syncthreads();
+  return true;
+}
+
+// Blocks look for the chunks of long groups, while the kernel before may still be at the short ones; then teams take one
+// after the other.
+template <class E, int VE, class Op, int USUAL>
+__global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__ Task given)
+{
+  enum { NARROW = USUAL >= 0 };
+  const Task &t = usual<USUAL>(given);
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Found found;
+  if (t.awaits) wait_for_launch_before();
+  Team m = team_of(t.lane_bits, t.chunk_bits);
+  int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits;
+  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
+  Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
+  for (int64_t first = 0; find_chunks(t, &found, first); first += Found::LOOKED_AT) {
+    wait_for_launch_before(); // slots are claimed
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      for (int base = 0; base < found.count; base += teams) {
+        int i = min(base + m.number, found.count - 1);
+        Chunk<E> c = chunk_of<E>(t, found.group[i], found.chunk[i], base + m.number < found.count);
+        Op term = share_places<E, VE, Op, NARROW>(t, m, s, parts, c.g.problem, c.entry, c.places, at, c.scale);
+        if (m.rower == 0 && c.places > 0)
+          climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
+      }
+    }
+  }
+}
+
+// For few groups: a team takes one.
+template <class E, int VE, class Op, int USUAL>
+__global__ void __launch_bounds__(BLOCK, USUAL >= 0 && Op::TAKES_COEFFICIENTS ? 3 : 2)
+    share_groups(const __grid_constant__ Task given)
+{
+  enum { NARROW = USUAL >= 0 };
+  const Task &t = usual<USUAL>(given);
+  extern __shared__ __align__(16) char memory[];
+  begin_after(t);
+  Team m = team_of(t.lane_bits, t.split_bits);
+  int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.split_bits;
+  Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
+  Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
+  int64_t all = t.groups * t.batch;
+  for (int64_t base = (int64_t)blockIdx.x * teams; base < all; base += (int64_t)gridDim.x * teams) {
+    int64_t g = base + m.number;
+    Span span = span_of(t, min(g, all - 1));
+    int64_t length = span.end - span.start;
+    bool is_too_long = length > SHF_CHUNK, takes = g < all && !is_too_long;
+    if (is_too_long && g < all && m.rower == 0 && blockIdx.y == 0) claim_slots(t, span, m.lane, m.lanes);
+    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+      Spot at = spot_of(t, m, tile, VE);
+      Op total =
+          share_places<E, VE, Op, NARROW>(t, m, s, parts, span.problem, span.start, takes ? (int)length : 0, at, 1);
+      typename E::acc held[VE];
+      if (m.rower == 0 && takes)
+        total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, length, at, held);
+    }
+  }
+}
+
+} // namespace shf
+#endif
