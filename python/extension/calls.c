@@ -143,12 +143,11 @@ static PyObject *finish(op_call *c, int slot)
 
 static PyObject *finish_all(op_call *c)
 {
-  if (c->outputs == 1) return finish(c, 0);
-  PyObject *both = PyTuple_New(c->outputs);
-  for (int i = 0; both && i < c->outputs; i++) {
-    PyObject *one = finish(c, i);
-    if (!one || PyTuple_SetItem(both, i, one) < 0) Py_CLEAR(both);
-  }
+  if (c->wanted != 3) return finish(c, c->wanted == 2);
+  PyObject *first = finish(c, 0), *second = first ? finish(c, 1) : NULL;
+  PyObject *both = second ? PyTuple_Pack(2, first, second) : NULL;
+  Py_XDECREF(first);
+  Py_XDECREF(second);
   return both;
 }
 

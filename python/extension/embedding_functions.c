@@ -286,6 +286,7 @@ enum {
   BB_OUT,
   BB_WEIGHTS_OUT,
   BB_BAD,
+  BB_WANT,
   BB_COUNT
 };
 _Static_assert((int)BB_COUNT <= (int)MAX_PARAMETERS, "parameters");
@@ -295,25 +296,30 @@ static parameters bag_backward_parameters = {
     10,
     3,
     {"grad_out", "input", "num_weights", "offsets", "mode", "per_sample_weights", "include_last_offset", "padding_idx",
-     "scale_grad_by_freq", "sparse", "weight", "forward", "arg", "out", "weights_out", "bad_index"},
+     "scale_grad_by_freq", "sparse", "weight", "forward", "arg", "out", "weights_out", "bad_index", "want"},
     {NULL}};
 
-/* The weights' gradient is made too when there are weights and the table is given. */
+/* Without a wish, the weights' gradient is made too when there are weights and the table is given. */
 static int ready_bag_backward(op_call *c, PyObject **v)
 {
-  int64_t bags, dim, shape[MAX_RANK];
+  int64_t bags, dim, shape[MAX_RANK], want = v[BB_WEIGHTS] && v[BB_WEIGHT] ? 3 : 1;
   if (call_input(c, 0, v[BB_GRAD], "grad_out", TAKE_VALUES) < 0 || last_extent(&c->in[0], "grad_out", &dim) < 0 ||
       take_bags(c, v[BB_INPUT], v[BB_OFFSETS], v[BB_WEIGHTS], v[BB_LAST], &bags) < 0 || take_mode(c, v[BB_MODE]) < 0 ||
       call_input(c, 4, v[BB_WEIGHT], "weight", TAKE_VALUES) < 0 ||
       call_input(c, 5, v[BB_FORWARD], "forward", TAKE_VALUES) < 0 ||
       call_input(c, 6, v[BB_ARG], "arg", TAKE_INDEX) < 0 ||
       ready_table_grad(c, v[BB_ROWS], v[BB_PADDING_IDX], v[BB_SCALE], v[BB_SPARSE], v[BB_BAD], v[BB_OUT]) < 0 ||
-      dense_table_grad(c, v[BB_OUT], dim) < 0)
+      parse_choice(v[BB_WANT], "want", "|table|weights|both", &want) < 0)
     return -1;
-  if (!v[BB_WEIGHTS] || !v[BB_WEIGHT]) return 0;
+  c->wanted = (unsigned)want;
+  if (want & 1 && dense_table_grad(c, v[BB_OUT], dim) < 0) return -1;
+  if (!(want & 2)) return 0;
+  if (!v[BB_WEIGHTS] || !v[BB_WEIGHT]) {
+    PyErr_SetString(PyExc_ValueError, "the weights' gradient is wanted, which takes per_sample_weights and weight");
+    return -1;
+  }
   const DLTensor *index = &c->in[1].dl;
   for (int i = 0; i < index->ndim; i++) shape[i] = index->shape[i];
-  c->wanted = 3;
   return call_output(c, 1, v[BB_WEIGHTS_OUT], "weights_out", sheaf_tensor_dtype(c->input[3]), index->ndim, shape, 0);
 }
 
@@ -408,10 +414,10 @@ int add_embedding_functions(PyObject *module)
       FAST(embedding_bag_backward,
            "embedding_bag_backward(grad_out, input, num_weights, offsets=None, mode='mean', per_sample_weights=None, "
            "include_last_offset=False, padding_idx=None, scale_grad_by_freq=False, sparse=False, *, weight=None, "
-           "forward=None, arg=None, out=None, weights_out=None, bad_index='error')\n--\n\n"
+           "forward=None, arg=None, out=None, weights_out=None, bad_index='error', want=None)\n--\n\n"
            "The gradient of embedding_bag's table. mode='max' takes the arg of the forward call. With\n"
            "per_sample_weights and weight (mean: and the forward result) also the weights' gradient:\n"
-           "(table's, weights')."),
+           "(table's, weights'); want='table', 'weights' or 'both' says which."),
       {"quantize_rows", (PyCFunction)(void (*)(void))quantize_rows, METH_FASTCALL, NULL},
       {"dequantize_rows", (PyCFunction)(void (*)(void))dequantize_rows, METH_FASTCALL, NULL},
       {NULL, NULL, 0, NULL}};

@@ -55,7 +55,7 @@ PyObject *raise_last_error(sheaf_status status);
 
 /* ---- Arguments (arguments.c) ---- */
 
-enum { MAX_PARAMETERS = 16 };
+enum { MAX_PARAMETERS = 20 };
 
 /* What a function takes. The first `positional` may be given by place; the first `required` must be given. */
 typedef struct parameters {
