@@ -51,17 +51,12 @@ static int refuse_rank(const char *name, int rank)
 }
 
 /* 1 when taken, 0 when it needs a copy first, -1 with an exception. */
-static int take_buffer(PyObject *object, const char *name, unsigned how, array *a)
+static int take_buffer(PyObject *object, const char *name, array *a)
 {
-  int flags = PyBUF_STRIDES | PyBUF_FORMAT | (how & TAKE_WRITE ? PyBUF_WRITABLE : 0);
+  int flags = PyBUF_STRIDES | PyBUF_FORMAT;
   a->kind = KIND_NUMPY;
   if (PyObject_GetBuffer(object, &a->buffer, flags) < 0) {
     a->buffer.obj = NULL;
-    if (PyErr_ExceptionMatches(PyExc_BufferError) && how & TAKE_WRITE) {
-      PyErr_Clear();
-      PyErr_Format(PyExc_ValueError, "%s is read-only", name);
-      return -1;
-    }
     PyErr_Clear(); /* bfloat16 has no format: its bits have one */
     PyObject *bits = ask_kinds("bits", object, NULL, NULL);
     if (!bits) return -1;
@@ -106,7 +101,7 @@ static int lies_well(const array *a, unsigned how)
   if (count == 0) return 1;
   size_t size = (size_t)a->dl.dtype.bits / 8;
   if (size && ((uintptr_t)a->dl.data + a->dl.byte_offset) % size) return 0;
-  if (dense) return 1;
+  if (dense || how & TAKE_DENSE) return dense;
   int rows = (how & (TAKE_VALUES | TAKE_PACKED)) && (a->dl.ndim == 2 || (a->dl.ndim > 0 && how & TAKE_FLAT));
   return rows && is_dense(&a->dl, 1, &width) && (a->dl.shape[0] == 1 || a->dl.strides[0] >= width);
 }
@@ -158,17 +153,13 @@ static int take_as_is(PyObject *object, const char *name, unsigned how, array *a
     if (taken < 0) return -1;
     if (taken > 0) {
       if (a->dl.ndim > MAX_RANK) return refuse_rank(name, a->dl.ndim);
-      if (how & TAKE_WRITE && a->readonly) {
-        PyErr_Format(PyExc_ValueError, "%s is read-only", name);
-        return -1;
-      }
       *well = lies_well(a, how);
       return 1;
     }
     by_buffer = PyObject_CheckBuffer(object);
   }
   if (!by_buffer) return 0;
-  int taken = take_buffer(object, name, how, a);
+  int taken = take_buffer(object, name, a);
   if (taken < 0) return -1;
   *well = taken && lies_well(a, how);
   return 1;
@@ -185,6 +176,10 @@ int array_take(PyObject *object, const char *name, unsigned how, array *a)
   int taken = take_as_is(object, name, how, a, &well);
   if (taken == 0 && how & TAKE_WRITE) {
     PyErr_Format(PyExc_TypeError, "%s is %R, no array that can be written", name, (PyObject *)Py_TYPE(object));
+    taken = -1;
+  }
+  if (taken > 0 && how & TAKE_WRITE && a->readonly) {
+    PyErr_Format(PyExc_ValueError, "%s is read-only", name);
     taken = -1;
   }
   if (taken < 0 || (taken > 0 && check_dtype(a, name, how) < 0)) return array_drop(a), -1;

@@ -95,7 +95,8 @@ enum {
   TAKE_PACKED = 4,  /* u8 */
   TAKE_ANY = 7,
   TAKE_WRITE = 8,   /* an output: writable, taken as it is or not at all */
-  TAKE_FLAT = 16    /* VALUES: dimensions behind the first count as one, [N, D] */
+  TAKE_FLAT = 16,   /* VALUES: dimensions behind the first count as one, [N, D] */
+  TAKE_DENSE = 32   /* no gaps between rows either */
 };
 
 /* An array of the caller's for the length of one call: `dl` describes it, what is held keeps its memory alive. */

@@ -106,7 +106,7 @@ static int add_tensor(listing *l, const char *name, PyObject *object)
 {
   array *a = &l->arrays[l->count];
   sheaf_io_tensor *t = &l->tensors[l->count];
-  if (array_take(object, name, TAKE_ANY, a) < 0) return -1;
+  if (array_take(object, name, TAKE_ANY | TAKE_DENSE, a) < 0) return -1;
   l->count++;
   if (a->dl.device.device_type != kDLCPU)
     return PyErr_Format(PyExc_ValueError, "%s lies on a device; files are written from the CPU's memory", name), -1;

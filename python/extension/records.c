@@ -17,7 +17,8 @@ static PyObject *record_dict(const sheaf_profile_record *r)
 {
   PyObject *shapes = PyList_New(0);
   for (int i = 0; shapes && i < r->shapes; i++) {
-    PyObject *shape = tuple_of(r->shape[i].extent, r->shape[i].rank < 3 ? r->shape[i].rank : 3);
+    int rank = r->shape[i].rank; /* -1: an input that was not given */
+    PyObject *shape = rank < 0 ? Py_NewRef(Py_None) : tuple_of(r->shape[i].extent, rank < 3 ? rank : 3);
     if (!shape || PyList_Append(shapes, shape) < 0) Py_CLEAR(shapes);
     Py_XDECREF(shape);
   }

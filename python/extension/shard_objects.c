@@ -106,8 +106,7 @@ static PyObject *mesh_wrap(PyObject *self, PyObject *args)
     return NULL;
   dtensor_object *d = (dtensor_object *)dtensor_new(m, NULL);
   if (!d) return NULL;
-  /* Contiguous is what the library asks for: as an index, whose layout is that, of any type. */
-  if (array_take(local, "local", TAKE_ANY, &d->local) < 0) return Py_DECREF(d), NULL;
+  if (array_take(local, "local", TAKE_ANY | TAKE_DENSE, &d->local) < 0) return Py_DECREF(d), NULL;
   d->wraps = 1;
   desc.dtype = d->local.dtype;
   sheaf_status status = sheaf_dtensor_wrap(&desc, &d->local.dl, &d->tensor);
