@@ -165,6 +165,20 @@ static int take_as_is(PyObject *object, const char *name, unsigned how, array *a
   return 1;
 }
 
+/* Arrays of some frameworks never change, whatever they say of their memory. */
+static int check_writable(const array *a, const char *name)
+{
+  int frozen = a->readonly;
+  if (!frozen && a->kind == KIND_OTHER) {
+    PyObject *answer = ask_kinds("is_frozen", a->object, NULL, NULL);
+    if (!answer) return -1;
+    frozen = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
+  }
+  if (frozen) PyErr_Format(PyExc_ValueError, "%s is read-only", name);
+  return frozen ? -1 : 0;
+}
+
 int array_take(PyObject *object, const char *name, unsigned how, array *a)
 {
   int well = 0;
@@ -178,10 +192,7 @@ int array_take(PyObject *object, const char *name, unsigned how, array *a)
     PyErr_Format(PyExc_TypeError, "%s is %R, no array that can be written", name, (PyObject *)Py_TYPE(object));
     taken = -1;
   }
-  if (taken > 0 && how & TAKE_WRITE && a->readonly) {
-    PyErr_Format(PyExc_ValueError, "%s is read-only", name);
-    taken = -1;
-  }
+  if (taken > 0 && how & TAKE_WRITE && check_writable(a, name) < 0) taken = -1;
   if (taken < 0 || (taken > 0 && check_dtype(a, name, how) < 0)) return array_drop(a), -1;
   if (taken > 0 && well) {
     if (how & TAKE_FLAT) flatten(a);

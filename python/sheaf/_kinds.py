@@ -67,6 +67,11 @@ def empty(like, dtype, shape):
   return numpy.empty(shape, numpy_dtype(dtype))
 
 
+def is_frozen(array):
+  """Whether an array must not be written, though DLPack may not say so."""
+  return framework(array) == "jax"
+
+
 def finish(like, made):
   """What the caller gets for an array that `empty` made."""
   if framework(like) == "jax" and framework(made) == "numpy":

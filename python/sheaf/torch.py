@@ -50,7 +50,7 @@ class _Op:
     wants_grad = False
     for arg in args:
       if isinstance(arg, torch.Tensor):
-        if type(arg) not in _PLAIN:
+        if type(arg) not in _PLAIN or arg.is_meta:
           return self.op(*args)
         wants_grad = wants_grad or arg.requires_grad
     if not wants_grad or not torch.is_grad_enabled():
