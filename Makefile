@@ -62,7 +62,7 @@ lint:
 # Not a check: versions of clang-format differ among themselves. The headers are laid out by hand.
 format:
 	@$(PACKAGES) lint
-	@git ls-files -co --exclude-standard -- 'src/*.[ch]' 'cli/*.[ch]' 'examples/*.c' 'tests/*.[ch]' | xargs clang-format -i
+	@git ls-files -co --exclude-standard -- 'src/*.[ch]' 'cli/*.[ch]' 'examples/*.c' 'tests/*.[ch]' 'python/*.c' | xargs clang-format -i
 
 clean:
 	rm -rf $(BUILD) $(BUILD)-clang $(BUILD)-asan $(BUILD)-tsan

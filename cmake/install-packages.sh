@@ -37,6 +37,13 @@ have_clang_runtime() {
   return $status
 }
 
+# Either may be there with any Python; the tests look for those from 3.11 on themselves.
+have_python_header() {
+  have_command python3 &&
+    [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h" ]
+}
+have_python_venv() { have_command python3 && python3 -c 'import venv, ensurepip' >/dev/null 2>&1; }
+
 # need <Debian package> <Fedora package> <probe ...>: notes the package as missing when the probe fails.
 debian=() fedora=()
 need() {
@@ -67,6 +74,8 @@ probe() {
       need clang clang have_command clang
       need libclang-rt-dev compiler-rt have_clang_runtime -fsanitize=fuzzer,address,undefined
       need libomp-dev libomp-devel have_clang_runtime -fopenmp
+      need python3-dev python3-devel have_python_header
+      need python3-venv python3 have_python_venv
       ;;
     lint)
       need clang-tidy clang-tools-extra have_command clang-tidy
