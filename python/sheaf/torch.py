@@ -7,7 +7,8 @@
 The rules are PyTorch's: a lookup of padding_idx gives the stored row, an empty segment the identity of its reduction,
 rows that share an extreme share its gradient. Gradients are dense, or with sparse=True sparse and coalesced. The
 functions are custom ops (torch.ops.sheaf.*) with fake implementations, which torch.compile and torch.export keep in
-the graph. max_norm is not there: it would change the table in the middle of a forward pass.
+the graph. CUDA tensors are worked on in the current stream; bad indices there are skipped, since to look for them would
+be to wait. max_norm is not there: it would change the table in the middle of a forward pass.
 """
 import torch
 from torch import Tensor
@@ -62,6 +63,12 @@ def _padding(index):
   return None if index < 0 else index
 
 
+def _policy(values):
+  """What becomes of bad indices. On a CUDA device looking for them means waiting for the device, which PyTorch's own
+  functions do not do either (they end the context); here such entries count as padding does."""
+  return "skip" if values.is_cuda else "error"
+
+
 def _bare(tensor):
   """Without its gradient, which is recorded above."""
   return tensor.detach() if tensor is not None and tensor.requires_grad else tensor
@@ -71,7 +78,8 @@ def _bare(tensor):
 
 
 def _lookup(weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, sparse: bool) -> Tensor:
-  return _core.embedding(indices, _bare(weight), _padding(padding_idx), padding="row")
+  return _core.embedding(indices, _bare(weight), _padding(padding_idx), padding="row",
+                         bad_index=_policy(weight))
 
 
 def _lookup_fake(weight, indices, padding_idx, scale_grad_by_freq, sparse):
@@ -95,7 +103,8 @@ def _lookup_grad(ctx, grad):
 
 
 def _backward(grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
-  return _core.embedding_backward(_bare(grad), indices, num_weights, _padding(padding_idx), scale_grad_by_freq)
+  return _core.embedding_backward(_bare(grad), indices, num_weights, _padding(padding_idx), scale_grad_by_freq,
+                                  bad_index=_policy(grad))
 
 
 def _backward_fake(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
@@ -182,7 +191,7 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
 def _bag(weight: Tensor, indices: Tensor, offsets: Tensor | None, weights: Tensor | None, mode: str,
          include_last_offset: bool, padding_idx: int, scale_grad_by_freq: bool, sparse: bool) -> tuple[Tensor, Tensor]:
   both = _core.embedding_bag(indices, _bare(weight), offsets, mode, _bare(weights), include_last_offset,
-                             _padding(padding_idx), return_arg=mode == "max")
+                             _padding(padding_idx), return_arg=mode == "max", bad_index=_policy(weight))
   return both if mode == "max" else (both, indices.new_empty((0, 0)))
 
 
@@ -220,7 +229,7 @@ def _bag_backward(grad: Tensor, indices: Tensor, offsets: Tensor | None, weights
                   scale_grad_by_freq: bool) -> Tensor:
   return _core.embedding_bag_backward(_bare(grad), indices, num_weights, offsets, mode, _bare(weights),
                                       include_last_offset, _padding(padding_idx), scale_grad_by_freq,
-                                      arg=arg if mode == "max" else None)
+                                      arg=arg if mode == "max" else None, bad_index=_policy(grad))
 
 
 def _bag_backward_fake(grad, indices, offsets, weights, arg, num_weights, *_):
@@ -239,7 +248,7 @@ def _bag_weights_backward(grad: Tensor, indices: Tensor, offsets: Tensor | None,
                           include_last_offset: bool, padding_idx: int) -> Tensor:
   return _core.embedding_bag_backward(_bare(grad), indices, weight.shape[0], offsets, "sum", _bare(weights),
                                       include_last_offset, _padding(padding_idx), weight=_bare(weight),
-                                      want="weights")
+                                      want="weights", bad_index=_policy(grad))
 
 
 def _bag_weights_backward_fake(grad, indices, offsets, weights, *_):
