@@ -11,9 +11,13 @@ import statistics
 import sys
 import time
 
-from compare import share_openmp
+from compare import share_openmp, timed
 
 if __name__ == "__main__":
+  # Results of past calls are used again by either side; else whether an address is new, and has to be given pages by the
+  # system, is a matter of chance that decides everything.
+  os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
+  os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
   share_openmp()
 
 import torch
@@ -111,9 +115,7 @@ def measure(case, seconds):
   start, step = time.perf_counter(), 0
   while len(times["sheaf"]) < 5 or time.perf_counter() - start < seconds:
     for name, call in case.calls.items():
-      begin = time.perf_counter()
-      call(step % SETS)
-      times[name].append(time.perf_counter() - begin)
+      times[name].append(timed(call, step % SETS))
     step += 1
   return {name: 1e6 * statistics.median(values) for name, values in times.items()}
 
