@@ -152,7 +152,9 @@ def draw(path, results, title):
   axes.barh(names, [ratio - 1 for ratio in ratios], left=1, height=0.7,
             color=["#2a6f97" if ratio >= 1 else "#c1666b" for ratio in ratios])
   for place, ratio in enumerate(ratios):
-    axes.annotate(f"{ratio:.1f}", (ratio, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+    faster = ratio >= 1
+    axes.annotate(f"{ratio:.1f}" if faster else f"{ratio:.2f}", (ratio, place), xytext=(3 if faster else -3, 0),
+                  textcoords="offset points", va="center", ha="left" if faster else "right", fontsize=7)
   axes.set_xscale("log")
   axes.set_xlim(min(0.5, min(ratios) * 0.9), max(ratios) * 1.5)
   ticks = [t for t in (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128) if t <= max(ratios) * 1.5 and t >= axes.get_xlim()[0]]

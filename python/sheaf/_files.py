@@ -14,14 +14,14 @@ def load(path, name=None):
   """Maps a file: an array of an npy file, the arrays by name of a safetensors file (or the one called `name`).
 
   Nothing is read before it is used; arrays are read-only and keep the file mapped. Types that Sheaf has no name for are
-  left out.
+  left out. bfloat16 needs the package ml_dtypes; without it such a tensor is a Memory, for frameworks to take by DLPack.
   """
   if _is_npy(path):
     if name is not None:
       raise ValueError(f"{os.fspath(path)!r} is an npy file, whose array has no name; {name!r} was asked for")
-    return _kinds.to_numpy(_core.read_npy(path))
+    return _array(_core.read_npy(path))
   memories, metadata = _core.read_safetensors(path)
-  tensors = Tensors((key, _kinds.to_numpy(memory)) for key, memory in memories.items() if memory is not None)
+  tensors = Tensors((key, _array(memory)) for key, memory in memories.items() if memory is not None)
   tensors.metadata = metadata
   if name is None:
     return tensors
@@ -41,6 +41,10 @@ def save(path, tensors, metadata=None):
     raise TypeError(f"a safetensors file holds arrays by name, a dict; {type(tensors).__name__} was given")
   else:
     _core.write_file(path, tensors, dict(metadata or {}), False)
+
+
+def _array(memory):
+  return _kinds.to_numpy(memory) if memory.dtype != "bf16" or _kinds.has_bfloat16() else memory
 
 
 def _is_npy(path):

@@ -15,14 +15,22 @@ def framework(array):
   return "jax" if root == "jaxlib" else root
 
 
+def has_bfloat16():
+  """Whether NumPy has a bfloat16 here."""
+  try:
+    import ml_dtypes  # noqa: F401
+  except ImportError:
+    return False
+  return True
+
+
 def numpy_dtype(name):
   """NumPy's type of a name of Sheaf's; bfloat16 is that of ml_dtypes."""
   if name != "bf16":
     return numpy.dtype(_NAMES[name])
-  try:
-    import ml_dtypes
-  except ImportError:
-    raise TypeError("bfloat16 in NumPy needs the package ml_dtypes") from None
+  if not has_bfloat16():
+    raise TypeError("bfloat16 in NumPy needs the package ml_dtypes")
+  import ml_dtypes
   return numpy.dtype(ml_dtypes.bfloat16)
 
 

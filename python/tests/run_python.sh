@@ -37,7 +37,7 @@ mapfile -t found < <(interpreters)
 
 if ! "$venv/bin/python" -c 'import numpy, pytest, hypothesis, scikit_build_core' >/dev/null 2>&1; then
   "${found[0]}" -m venv --clear "$venv" || exit 1
-  install "$venv" scikit-build-core ninja numpy ml_dtypes pytest hypothesis ||
+  install "$venv" scikit-build-core numpy ml_dtypes pytest hypothesis ||
     { tail -n 5 "$build/pip.log"; echo "the tests' packages cannot be installed from PyPI"; exit 1; }
 fi
 optional torch "$torch+cpu" --index-url https://download.pytorch.org/whl/cpu

@@ -1,5 +1,6 @@
 """What stands beside the ops: plans, quantised tables, profiles, traces, files, plans for meshes, what there is."""
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -132,6 +133,20 @@ def test_files(tmp_path):
     sheaf.load(tmp_path / "broken.safetensors")
   with pytest.raises(TypeError, match="arrays by name"):
     sheaf.save(tmp_path / "x.safetensors", TABLE)
+
+
+def test_bfloat16_without_a_type_of_numpys(tmp_path, monkeypatch):
+  # safetensors by hand: a header that says BF16, then the bits of 1, 2 and -2
+  header = b'{"t":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]}}'
+  bits = np.array([0x3F80, 0x4000, 0xC000], np.uint16)
+  (tmp_path / "b.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bits.tobytes())
+  monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # an import of it fails
+  loaded = sheaf.load(tmp_path / "b.safetensors", "t")
+  assert isinstance(loaded, sheaf._core.Memory) and loaded.dtype == "bf16"
+  assert memoryview(loaded).tolist() == bits.tolist()
+  monkeypatch.undo()
+  pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed here")
+  assert sheaf.load(tmp_path / "b.safetensors", "t").astype(np.float32).tolist() == [1, 2, -2]
 
 
 def test_plans_for_meshes():
