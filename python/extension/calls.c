@@ -132,8 +132,10 @@ int call_run(op_call *c)
   call.attrs = c->attrs;
   call.wanted = c->wanted;
   call.include = sheaf_keyset_from(c->include);
-  Py_BEGIN_ALLOW_THREADS status = sheaf_dispatch(&call);
-  Py_END_ALLOW_THREADS if (status == SHEAF_OK) return 0;
+  Py_BEGIN_ALLOW_THREADS
+  status = sheaf_dispatch(&call);
+  Py_END_ALLOW_THREADS
+  if (status == SHEAF_OK) return 0;
   raise_last_error(status);
   return -1;
 }

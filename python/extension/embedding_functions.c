@@ -360,9 +360,10 @@ static PyObject *convert(PyObject *const *args, Py_ssize_t count, int packing)
   if (result && array_take(result, "result", TAKE_ANY | TAKE_WRITE, &made) < 0) Py_CLEAR(result);
   if (result) {
     sheaf_operand from = {&rows.dl, 0}, to = {&made.dl, 0};
-    Py_BEGIN_ALLOW_THREADS status =
-        packing ? sheaf_quantize_rows(dtype, &from, &to) : sheaf_dequantize_rows(dtype, &from, &to);
-    Py_END_ALLOW_THREADS array_drop(&made);
+    Py_BEGIN_ALLOW_THREADS
+    status = packing ? sheaf_quantize_rows(dtype, &from, &to) : sheaf_dequantize_rows(dtype, &from, &to);
+    Py_END_ALLOW_THREADS
+    array_drop(&made);
     if (status != SHEAF_OK) {
       Py_CLEAR(result);
       raise_last_error(status);

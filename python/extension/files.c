@@ -18,7 +18,7 @@ static PyObject *mapped(const sheaf_io_tensor *t, PyObject *file)
   if (t->dtype == SHEAF_DTYPE_NONE) return Py_NewRef(Py_None);
   int64_t shape[MAX_RANK];
   memcpy(shape, t->shape, sizeof shape);
-  DLTensor dl = {.data = (void *)(uintptr_t)t->data,
+  DLTensor dl = {.data = (void *)t->data,
                  .device = {kDLCPU, 0},
                  .ndim = t->rank,
                  .dtype = sheaf_dtype_to_dl(t->dtype),
@@ -48,8 +48,10 @@ static PyObject *read_safetensors(PyObject *self, PyObject *args)
   sheaf_safetensors *file;
   sheaf_status status;
   const char *name = PyBytes_AsString(path);
-  Py_BEGIN_ALLOW_THREADS status = sheaf_safetensors_open(name, &file);
-  Py_END_ALLOW_THREADS Py_DECREF(path);
+  Py_BEGIN_ALLOW_THREADS
+  status = sheaf_safetensors_open(name, &file);
+  Py_END_ALLOW_THREADS
+  Py_DECREF(path);
   if (status != SHEAF_OK) return raise_last_error(status);
   PyObject *holder = PyCapsule_New(file, "safetensors", close_safetensors), *tensors = NULL, *metadata = NULL;
   if (!holder) return sheaf_safetensors_close(file), NULL;
@@ -147,9 +149,9 @@ static PyObject *write_file(PyObject *self, PyObject *args)
   sheaf_status status = SHEAF_OK;
   if (!failed) {
     const char *name = PyBytes_AsString(path);
-    Py_BEGIN_ALLOW_THREADS status =
-        npy ? sheaf_npy_write(name, l.tensors)
-            : sheaf_safetensors_write(name, l.tensors, l.count, l.metadata, l.metadata_count);
+    Py_BEGIN_ALLOW_THREADS
+    status = npy ? sheaf_npy_write(name, l.tensors)
+                 : sheaf_safetensors_write(name, l.tensors, l.count, l.metadata, l.metadata_count);
     Py_END_ALLOW_THREADS
   }
   drop_listing(&l);

@@ -5,7 +5,8 @@
 #include "extension.h"
 
 typedef struct memory {
-  PyObject_HEAD DLTensor dl;
+  PyObject_HEAD
+  DLTensor dl;
   int64_t shape[MAX_RANK + 1];
   Py_ssize_t extents[MAX_RANK + 1], strides[MAX_RANK + 1]; /* of the buffer: strides in bytes */
   sheaf_dtype dtype;

@@ -6,7 +6,8 @@
 #include "extension.h"
 
 typedef struct plan_object {
-  PyObject_HEAD sheaf_plan *plan;
+  PyObject_HEAD
+  sheaf_plan *plan;
   sheaf_category category;
   int backward, on_device;
   size_t workspace_bytes;
@@ -269,9 +270,13 @@ static int run_on_cpu(plan_object *p, plan_run *r)
   void *workspace = take_workspace(p);
   if (!workspace && p->workspace_bytes) return -1;
   sheaf_status status;
-  Py_BEGIN_ALLOW_THREADS status = run_with(p, r, workspace);
-  Py_END_ALLOW_THREADS if (p->workspace) free(workspace);
-  else p->workspace = workspace;
+  Py_BEGIN_ALLOW_THREADS
+  status = run_with(p, r, workspace);
+  Py_END_ALLOW_THREADS
+  if (p->workspace)
+    free(workspace);
+  else
+    p->workspace = workspace;
   if (status != SHEAF_OK) raise_last_error(status);
   return status == SHEAF_OK ? 0 : -1;
 }
@@ -292,8 +297,10 @@ static int run_on_device(const plan_object *p, plan_run *r)
   Py_XDECREF(memory);
   if (failed) return -1;
   sheaf_status status;
-  Py_BEGIN_ALLOW_THREADS status = run_with(p, r, workspace.dl.data);
-  Py_END_ALLOW_THREADS array_drop(&workspace);
+  Py_BEGIN_ALLOW_THREADS
+  status = run_with(p, r, workspace.dl.data);
+  Py_END_ALLOW_THREADS
+  array_drop(&workspace);
   if (status != SHEAF_OK) raise_last_error(status);
   return status == SHEAF_OK ? 0 : -1;
 }

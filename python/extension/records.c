@@ -104,7 +104,8 @@ int remember_traced(PyObject *object, sheaf_tensor *tensor)
 }
 
 typedef struct trace_object {
-  PyObject_HEAD sheaf_trace *graph;
+  PyObject_HEAD
+  sheaf_trace *graph;
 } trace_object;
 
 static PyObject *trace_new(sheaf_trace *graph)
@@ -237,9 +238,13 @@ static PyObject *trace_replay(PyObject *self, PyObject *args)
   PyObject *list = NULL;
   if (!failed) {
     sheaf_status status;
-    Py_BEGIN_ALLOW_THREADS status = sheaf_trace_replay(graph, inputs, (int)count, outputs, results);
-    Py_END_ALLOW_THREADS if (status == SHEAF_OK) list = collect(outputs, results, &taken[0]);
-    else raise_last_error(status);
+    Py_BEGIN_ALLOW_THREADS
+    status = sheaf_trace_replay(graph, inputs, (int)count, outputs, results);
+    Py_END_ALLOW_THREADS
+    if (status == SHEAF_OK)
+      list = collect(outputs, results, &taken[0]);
+    else
+      raise_last_error(status);
   }
   for (Py_ssize_t i = 0; i < done; i++) {
     sheaf_tensor_release(inputs[i]);

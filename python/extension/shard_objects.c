@@ -20,9 +20,10 @@ static PyObject *mesh_new(PyTypeObject *type, PyObject *args, PyObject *names)
   if (!m) return NULL;
   m->keep = Py_NewRef(keep);
   sheaf_status status;
-  Py_BEGIN_ALLOW_THREADS status =
-      sheaf_comm_open(engine, (const void *)(uintptr_t)address, &m->comm); /* NOLINT: a handle's address */
-  Py_END_ALLOW_THREADS if (status == SHEAF_OK) status = sheaf_mesh_create(sizes, dims, m->comm, &m->mesh);
+  Py_BEGIN_ALLOW_THREADS
+  status = sheaf_comm_open(engine, (const void *)(uintptr_t)address, &m->comm); /* NOLINT: a handle's address */
+  Py_END_ALLOW_THREADS
+  if (status == SHEAF_OK) status = sheaf_mesh_create(sizes, dims, m->comm, &m->mesh);
   if (status == SHEAF_OK) return (PyObject *)m;
   raise_last_error(status);
   Py_DECREF(m);
@@ -134,8 +135,10 @@ static PyObject *dtensor_redistribute(PyObject *self, PyObject *where)
   if (parse_placements(where, "placements", sheaf_mesh_dims(d->mesh->mesh), placements) < 0) return NULL;
   sheaf_dtensor *moved;
   sheaf_status status;
-  Py_BEGIN_ALLOW_THREADS status = sheaf_dtensor_redistribute(d->tensor, placements, &moved);
-  Py_END_ALLOW_THREADS return status == SHEAF_OK ? dtensor_new(d->mesh, moved) : raise_last_error(status);
+  Py_BEGIN_ALLOW_THREADS
+  status = sheaf_dtensor_redistribute(d->tensor, placements, &moved);
+  Py_END_ALLOW_THREADS
+  return status == SHEAF_OK ? dtensor_new(d->mesh, moved) : raise_last_error(status);
 }
 
 /* This rank's part: memory that keeps the tensor. */

@@ -119,8 +119,10 @@ static PyObject *run_embedding(PyObject **v, uint16_t kind)
   args.table_grad = backward ? first : NULL;
   args.weights_grad = backward ? second : NULL;
   sheaf_status status;
-  Py_BEGIN_ALLOW_THREADS status = sheaf_shard_embedding_run(&desc, &r.call, &args);
-  Py_END_ALLOW_THREADS return status == SHEAF_OK ? results(&r) : raise_last_error(status);
+  Py_BEGIN_ALLOW_THREADS
+  status = sheaf_shard_embedding_run(&desc, &r.call, &args);
+  Py_END_ALLOW_THREADS
+  return status == SHEAF_OK ? results(&r) : raise_last_error(status);
 }
 
 /* operands: data, ids, grad_out, arg. Results: out and arg, or the gradient of the data. */
@@ -150,8 +152,10 @@ static PyObject *run_segment(PyObject **v, uint16_t kind)
   args.arg_out = !backward && r.wanted & 2 ? &r.made[1] : NULL;
   args.data_grad = backward ? &r.made[0] : NULL;
   sheaf_status status;
-  Py_BEGIN_ALLOW_THREADS status = sheaf_shard_segment_run(&desc, &r.call, &args);
-  Py_END_ALLOW_THREADS return status == SHEAF_OK ? results(&r) : raise_last_error(status);
+  Py_BEGIN_ALLOW_THREADS
+  status = sheaf_shard_segment_run(&desc, &r.call, &args);
+  Py_END_ALLOW_THREADS
+  return status == SHEAF_OK ? results(&r) : raise_last_error(status);
 }
 
 static PyObject *shard_run_function(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
