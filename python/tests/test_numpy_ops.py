@@ -19,6 +19,13 @@ def test_embedding_copies_rows(p, padding):
   assert np.array_equal(got, expected)
 
 
+def test_a_negative_padding_idx_counts_from_the_end():
+  table = np.ones((4, 2), np.float32)
+  assert sheaf.embedding([3, 0], table, -1).tolist() == [[0, 0], [1, 1]]
+  assert sheaf.embedding_backward(table[:2], [3, 0], 4, -1)[:, 0].tolist() == [1, 0, 0, 0]
+  assert sheaf.embedding_bag([[3, 0]], table, mode="sum", padding_idx=-1).tolist() == [[1, 1]]
+
+
 @given(oracle.bag_problems(), st.booleans())
 def test_embedding_backward_adds_up(p, scale):
   grad = oracle.values(np.random.default_rng(1), (len(p.indices), p.table.shape[1]), p.table.dtype)
