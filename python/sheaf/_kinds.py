@@ -9,10 +9,13 @@ _NAMES = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat1
           "u8": "uint8"}
 
 
+_FRAMEWORKS = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax", "cupy": "cupy"}
+
+
 def framework(array):
-  """The name of the package an array's type comes from: "numpy", "torch", "jax", "cupy" ..."""
-  root = type(array).__module__.partition(".")[0]
-  return "jax" if root == "jaxlib" else root
+  """The framework that an array's type, or one that it is derived from, belongs to; None for others."""
+  roots = (kind.__module__.partition(".")[0] for kind in type(array).__mro__)
+  return next((_FRAMEWORKS[root] for root in roots if root in _FRAMEWORKS), None)
 
 
 def has_bfloat16():

@@ -219,6 +219,25 @@ def test_the_package_itself_takes_tensors():
     sheaf.embedding(I * 10, W)
 
 
+class Old(torch.Tensor):
+  """A tensor as those of PyTorch before 2.9: with __dlpack__, without its table of C functions."""
+
+  __dlpack_c_exchange_api__ = None
+
+
+def test_tensors_of_older_versions_and_derived_ones():
+  weight, index = W.as_subclass(Old), I.as_subclass(Old)
+  for table in (weight, weight[:, ::2], weight.bfloat16()):
+    out = sheaf.embedding(index, table)
+    assert isinstance(out, torch.Tensor) and torch.equal(out, table.as_subclass(torch.Tensor)[I])
+  ids, rows = sheaf.embedding_backward(W[:6].reshape(2, 3, 3).as_subclass(Old), index, 20, sparse=True)
+  assert isinstance(rows, torch.Tensor) and ids.tolist() == [0, 1, 5, 19]
+  derived = type("Derived", (torch.Tensor,), {})
+  assert isinstance(sheaf.embedding(I, W[:, ::2].as_subclass(derived)), torch.Tensor)
+  with pytest.raises(BufferError, match="require gradient"):
+    sheaf.embedding(index, weight.clone().requires_grad_())
+
+
 def test_modes_and_meta_tensors_go_through_the_custom_op():
   with torch._subclasses.fake_tensor.FakeTensorMode() as mode:
     fake = sheaf.torch.embedding(mode.from_tensor(I), mode.from_tensor(W))
