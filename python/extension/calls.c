@@ -31,9 +31,23 @@ void call_begin(op_call *c, sheaf_op op, int inputs, int attrs)
   for (int i = 0; i < attrs; i++) c->attrs[i].i = 0;
 }
 
+/* The object's tensor in the trace that is being taken, as long as it still is what it was there: an array may lie
+ * elsewhere by now, or be seen in another shape (segments see matrices). */
+static sheaf_tensor *known_tensor(PyObject *object, const array *a)
+{
+  sheaf_tensor *tensor = traced_tensor(object);
+  const DLTensor *dl = sheaf_tensor_dl(tensor);
+  if (!dl) return tensor;
+  int same = dl->data == a->dl.data && dl->byte_offset == a->dl.byte_offset && dl->ndim == a->dl.ndim;
+  for (int i = 0; same && i < dl->ndim; i++) same = dl->shape[i] == a->dl.shape[i];
+  if (same) return tensor;
+  sheaf_tensor_release(tensor);
+  return NULL;
+}
+
 static int borrow(PyObject *object, const array *a, sheaf_tensor **tensor)
 {
-  if (tracing && (*tensor = traced_tensor(object))) return 0;
+  if (tracing && (*tensor = known_tensor(object, a))) return 0;
   sheaf_status status = sheaf_tensor_borrow(&a->dl, 0, tensor);
   if (status != SHEAF_OK) return raise_last_error(status), -1;
   /* A copy that was made of the object ends with the call, and so does what is known of it. */
@@ -71,12 +85,13 @@ static int check_given(const array *a, const char *name, sheaf_dtype dtype)
   return -1;
 }
 
-static int check_shape(const array *a, const char *name, int rank, const int64_t *shape)
+static int check_shape(const array *a, const char *name, int flat, int rank, const int64_t *shape)
 {
-  int same = a->dl.ndim == rank;
-  for (int i = 0; same && i < rank; i++) same = a->dl.shape[i] == shape[i];
+  int got_rank = flat ? a->whole_rank : a->dl.ndim, same = got_rank == rank;
+  const int64_t *got_shape = flat ? a->whole_shape : a->dl.shape;
+  for (int i = 0; same && i < rank; i++) same = got_shape[i] == shape[i];
   if (same) return 0;
-  PyObject *got = tuple_of(a->dl.shape, a->dl.ndim), *needed = tuple_of(shape, rank);
+  PyObject *got = tuple_of(got_shape, got_rank), *needed = tuple_of(shape, rank);
   if (got && needed) PyErr_Format(PyExc_ValueError, "%s has shape %S; %S is needed", name, got, needed);
   Py_XDECREF(got);
   Py_XDECREF(needed);
@@ -87,17 +102,13 @@ int call_output(op_call *c, int slot, PyObject *given, const char *name, sheaf_d
                 const int64_t *shape, int flat)
 {
   array *a = &c->out[slot];
-  const array *like = &c->in[c->like];
-  int64_t width = 1, matrix[2];
   if (c->outputs <= slot) c->outputs = slot + 1;
-  c->result[slot] = given ? Py_NewRef(given) : array_make(like, dtype, rank, shape);
+  c->given[slot] = given != NULL;
+  c->result[slot] = given ? Py_NewRef(given) : array_make(&c->in[c->like], dtype, rank, shape);
   if (!c->result[slot]) return -1;
   if (array_take(c->result[slot], name, TAKE_ANY | TAKE_WRITE | (flat ? TAKE_FLAT : 0), a) < 0) return -1;
   if (given && (check_given(a, name, dtype) < 0 || check_device(c, a, name) < 0)) return -1;
-  for (int i = 1; i < rank; i++) width *= shape[i];
-  matrix[0] = rank > 0 ? shape[0] : 1;
-  matrix[1] = width;
-  if (given && check_shape(a, name, flat ? 2 : rank, flat ? matrix : shape) < 0) return -1;
+  if (given && check_shape(a, name, flat, rank, shape) < 0) return -1;
   return borrow(c->result[slot], a, &c->output[slot]);
 }
 
@@ -146,7 +157,7 @@ static PyObject *finish(op_call *c, int slot)
   const array *like = &c->in[c->like];
   PyObject *result = c->result[slot];
   c->result[slot] = NULL;
-  if (result) return array_finish(like, result);
+  if (result) return c->given[slot] ? result : array_finish(like, result);
   sheaf_tensor *made = c->output[slot];
   if (!made) return Py_NewRef(Py_None);
   if (sheaf_tensor_form(made) != SHEAF_FORM_SPARSE) {

@@ -152,7 +152,8 @@ typedef struct op_call {
   unsigned wanted, include; /* include: a set of keys */
   array in[CALL_INPUTS], out[CALL_OUTPUTS];
   sheaf_tensor *input[CALL_INPUTS], *output[CALL_OUTPUTS];
-  PyObject *result[CALL_OUTPUTS]; /* what the caller gets */
+  PyObject *result[CALL_OUTPUTS]; /* what the caller gets, */
+  int given[CALL_OUTPUTS];        /* and whether it is the caller's own */
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   int like; /* the input whose kind results have */
 } op_call;

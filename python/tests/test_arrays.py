@@ -141,6 +141,12 @@ def test_an_index_error_has_its_numbers():
   assert np.array_equal(sheaf.embedding([1, 99], TABLE, bad_index="skip")[1], np.zeros(3))
 
 
+def test_an_out_of_segments_has_the_shape_of_the_data():
+  data = np.ones((3, 2, 2))
+  with pytest.raises(ValueError, match=r"out has shape \(1, 4\); \(1, 2, 2\) is needed"):
+    sheaf.segment_sum(data, [0, 0, 0], 1, out=np.empty((1, 4)))
+
+
 def test_a_failing_call_leaves_its_output_alone():
   out = np.full((2, 3), 5, np.float32)
   with pytest.raises(IndexError):

@@ -111,6 +111,15 @@ def test_traces_join_calls_and_run_again():
     t.replay(TABLE)
 
 
+def test_traces_of_arrays_seen_in_several_shapes():
+  with sheaf.trace() as t:
+    cube = sheaf.embedding(INDEX, TABLE)  # [7, 4, 12]
+    sums = sheaf.segment_sum(cube, [0, 0, 0, 1, 1, 1, 1], 2)
+    again = sheaf.segment_sum(cube, [0, 0, 0, 1, 1, 1, 1], 2)
+  assert sums.shape == (2, 4, 12) and np.array_equal(sums, again)
+  assert np.allclose(sums[0], TABLE[INDEX[:3]].sum(0), atol=1e-5) and t.graph.counts[1] == 3
+
+
 def test_files(tmp_path):
   names = {"table": TABLE, "index": INDEX, "half": TABLE.astype(np.float16)}
   sheaf.save(tmp_path / "t.safetensors", names, {"made by": "a test"})

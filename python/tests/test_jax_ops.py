@@ -70,6 +70,8 @@ def test_the_package_itself_takes_jax_arrays():
   out = sheaf.embedding(INDEX, TABLE)
   assert isinstance(out, jax.Array) and jnp.array_equal(out, TABLE[INDEX])
   assert sheaf.embedding(INDEX, TABLE.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+  given = np.empty((2, 3, 4), np.float32)
+  assert sheaf.embedding(INDEX, TABLE, out=given) is given and np.array_equal(given, TABLE[INDEX])
   with pytest.raises(ValueError, match="read-only"):
     sheaf.embedding(INDEX, TABLE, out=jnp.zeros((2, 3, 4)))
 
