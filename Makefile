@@ -15,7 +15,7 @@ BENCH ?=
 PACKAGES = cmake/install-packages.sh
 SUITE = BUILD="$(BUILD)" JOBS="$(JOBS)" tests/scripts/run_suite.sh
 
-.PHONY: all configure demo test test-all bench bench-peers install lint format clean help
+.PHONY: all configure demo test test-all bench bench-peers bench-python install lint format clean help
 .DEFAULT_GOAL := all
 
 all: configure
@@ -51,6 +51,9 @@ bench: all
 bench-peers: all
 	@BUILD="$(BUILD)" bench/peers/run_peers.sh $(BENCH)
 
+bench-python: all
+	@BUILD="$(BUILD)" bench/peers/run_peers.sh functions $(BENCH)
+
 install: all
 	@echo "Installing into $(DESTDIR)$(PREFIX)"
 	@cmake --install $(BUILD) --prefix "$(PREFIX)" >$(BUILD)/install.log || { cat $(BUILD)/install.log; exit 1; }
@@ -62,7 +65,7 @@ lint:
 # Not a check: versions of clang-format differ among themselves. The headers are laid out by hand.
 format:
 	@$(PACKAGES) lint
-	@git ls-files -co --exclude-standard -- 'src/*.[ch]' 'cli/*.[ch]' 'examples/*.c' 'tests/*.[ch]' | xargs clang-format -i
+	@git ls-files -co --exclude-standard -- 'src/*.[ch]' 'cli/*.[ch]' 'examples/*.c' 'tests/*.[ch]' 'python/*.c' | xargs clang-format -i
 
 clean:
 	rm -rf $(BUILD) $(BUILD)-clang $(BUILD)-asan $(BUILD)-tsan
@@ -74,6 +77,7 @@ help:
 	@echo "make test-all   that, and the thread sanitizer, sizes past 2^31 (24 GiB of memory), 10 minutes of fuzzing a target"
 	@echo "make bench      speed as a fraction of this machine's memory bandwidth (BENCH=\"bag f16 --threads 1\")"
 	@echo "make bench-peers  that beside PyTorch and FBGEMM, which it installs into $(BUILD)/venv-peers (BENCH=--quick)"
+	@echo "make bench-python the Python package beside PyTorch's functions (BENCH=\"--svg picture.svg\")"
 	@echo "make lint       clang-tidy and cppcheck"
 	@echo "make format     lay out sources in the house style (clang-format)"
 	@echo "make install    install into PREFIX (/usr/local)"

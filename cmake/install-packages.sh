@@ -41,6 +41,13 @@ have_numpy() { python3 -c 'import numpy' >/dev/null 2>&1; }
 
 have_chromium() { have_command chromium || have_command chromium-browser || have_command google-chrome; }
 
+# Either may be there with any Python; the tests look for those from 3.11 on themselves.
+have_python_header() {
+  have_command python3 &&
+    [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h" ]
+}
+have_python_venv() { have_command python3 && python3 -c 'import venv, ensurepip' >/dev/null 2>&1; }
+
 # need <Debian package> <Fedora package> <probe ...>: notes the package as missing when the probe fails.
 debian=() fedora=()
 need() {
@@ -75,6 +82,8 @@ probe() {
       need zsh zsh have_command zsh
       need fish fish have_command fish
       need chromium chromium have_chromium
+      need python3-dev python3-devel have_python_header
+      need python3-venv python3 have_python_venv
       ;;
     lint)
       need clang-tidy clang-tools-extra have_command clang-tidy

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sheaf beside PyTorch and FBGEMM: sets up a virtual environment in the build folder, then runs compare.py.
 # Usage: run_peers.sh [ARGUMENTS OF compare.py]   BUILD=dir: the build folder (build)
+#        run_peers.sh functions [ARGUMENTS OF functions.py]   the Python package beside PyTorch's functions
 set -eu
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build}
@@ -15,9 +16,17 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import torch, numpy' 
   "$venv/bin/pip" install --quiet --no-deps "fbgemm-gpu-cpu==$fbgemm" >&2 || echo "fbgemm-gpu-cpu: not to be had" >&2
 fi
 
+export PYTHONDONTWRITEBYTECODE=1
+if [ "${1:-}" = functions ]; then
+  shift
+  "$venv/bin/pip" install --quiet scikit-build-core matplotlib >&2
+  PATH=$PWD/$venv/bin:$PATH "$venv/bin/pip" install --quiet --no-build-isolation --no-deps --force-reinstall \
+    -C build-dir="$build/python" -C cmake.define.SHEAF_PREBUILT="$(realpath "$build")" . >&2
+  exec "$venv/bin/python" bench/peers/functions.py "$@"
+fi
+
 # The ceilings are those of `sheaf bench`; without a compiler there are none, and only times are compared.
 stream=
 if cc -std=c17 -O3 -fopenmp -fPIC -shared cli/bench_stream.c -o "$venv/libstream.so"; then stream=$venv/libstream.so; fi
 
-export PYTHONDONTWRITEBYTECODE=1
 exec "$venv/bin/python" bench/peers/compare.py --library "$build/libsheaf.so" --stream "$stream" "$@"

@@ -133,6 +133,9 @@ test_long() {
   compile "$build" -DSHEAF_TEST_TIMEOUT=7200 && SHEAF_TEST_LONG=1 SHEAF_TEST_HUGE=1 run_tests "$build" -L unit
 }
 
+# The wheel holds the libraries that the first stage built.
+test_python() { BUILD="$build" python/tests/run_python.sh "$1"; }
+
 lint_tidy() {
   compile "$build-clang" "${clang[@]}" -DSHEAF_CUDA=OFF || return 1
   sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$build-clang/compile_commands.json" |
@@ -155,12 +158,14 @@ lint_cppcheck() {
 case $mode in
 quick)
   stage "gcc, all tests and checks" test_gcc
+  stage "Python package" test_python quick
   stage "clang, tests" test_clang
   stage "address and undefined sanitizers" test_asan
   stage "fuzzing, 20 s a target" fuzz 20
   ;;
 all)
   stage "gcc, all tests and checks" test_gcc
+  stage "Python package" test_python long
   stage "clang, tests" test_clang
   stage "address and undefined sanitizers" test_asan
   stage "thread sanitizer" test_tsan

@@ -1,0 +1,37 @@
+"""Tables of packed int8 and int4 rows."""
+from sheaf import _core
+
+
+class QuantizedTable:
+  """A table [rows, dim] whose rows are packed as int8 or int4, each with its own scale and bias. embedding and
+  embedding_bag take it as their weight."""
+
+  __slots__ = ("packed", "dtype", "dim")
+
+  def __init__(self, packed, dtype, dim):
+    """packed: uint8 [rows, bytes of a packed row]; dtype: "int8" or "int4"."""
+    if dtype not in ("int8", "int4"):
+      raise ValueError(f"dtype is {dtype!r}; rows are packed as 'int8' or 'int4'")
+    needed = dim + 8 if dtype == "int8" else (dim + 1) // 2 + 4
+    if len(packed.shape) != 2 or packed.shape[1] != needed:
+      raise ValueError(f"packed has shape {tuple(packed.shape)}; rows of {dim} elements take {needed} bytes as {dtype}")
+    self.packed, self.dtype, self.dim = packed, dtype, dim
+
+  @property
+  def shape(self):
+    return (self.packed.shape[0], self.dim)
+
+  def dequantize(self):
+    """The rows as float32."""
+    return _core.dequantize_rows(self.packed, self.dtype, self.dim)
+
+  def __repr__(self):
+    return f"QuantizedTable({self.dtype}, {self.shape[0]} rows of {self.dim})"
+
+
+_core.set_quantized_type(QuantizedTable)
+
+
+def quantize(rows, dtype="int8"):
+  """Packs float32 rows [V, D] as int8 or int4: a QuantizedTable. A row with a NaN or an infinity is a ValueError."""
+  return QuantizedTable(_core.quantize_rows(rows, dtype), dtype, int(rows.shape[1]))

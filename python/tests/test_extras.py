@@ -1,0 +1,187 @@
+"""What stands beside the ops: plans, quantised tables, profiles, traces, files, plans for meshes, what there is."""
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import sheaf
+
+RANDOM = np.random.default_rng(0)
+TABLE = RANDOM.standard_normal((50, 12)).astype(np.float32)
+INDEX = RANDOM.integers(0, 50, (7, 4))
+
+
+def test_info_and_kernels():
+  info = sheaf.info()
+  assert info["version"] == sheaf.__version__ and info["threads"] >= 1
+  kernels = sheaf.kernels()
+  assert len(kernels) == info["kernels"] > 100
+  assert all(k["deterministic"] for k in kernels) and any(k["available"] for k in kernels)
+  assert {"lookup", "bag_max_backward", "unsorted_segment_prod"} <= {k["op"] for k in kernels}
+
+
+def test_a_plan_is_run_again_and_again():
+  plan = sheaf.Plan("bag_sum", dtype="f32", index_dtype="i64", rows=50, dim=12, indices=28, bags=7, bag_form="matrix",
+                    threads=2)
+  assert plan.kernel["op"] == "bag_sum" and plan.kernel["name"] in repr(plan)
+  out = np.empty((7, 12), np.float32)
+  for _ in range(3):
+    assert plan.run(table=TABLE, indices=INDEX, out=out) is None
+  assert np.allclose(out, TABLE[INDEX].sum(1), atol=1e-5)
+  bad = INDEX.copy()
+  bad[1, 2] = 77
+  assert plan.run(table=TABLE, indices=bad, out=out, report=True) == {"count": 1, "position": 6, "value": 77}
+
+
+def test_a_plans_gradient_is_added_to_what_is_there():
+  plan = sheaf.Plan("lookup_backward", dtype="f32", index_dtype="i64", rows=50, dim=12, indices=3, padding_idx=2)
+  grad = np.ones((50, 12), np.float32)
+  plan.run(grad_out=TABLE[:3], indices=np.array([4, 2, 4]), table_grad=grad)
+  assert np.allclose(grad[4], 1 + TABLE[0] + TABLE[2]) and (grad[2] == 1).all()
+
+
+@pytest.mark.parametrize("arguments, error, words", [
+  ({}, ValueError, "dtype is not set"),
+  ({"dtype": "f32", "index_dtype": "i64", "rows": -1, "dim": 3}, ValueError, "rows"),
+  ({"dtype": "f31"}, TypeError, "dtype is 'f31'"),
+  ({"dtype": "f32", "speed": 3}, TypeError, "no argument 'speed'"),
+  ({"dtype": "f32", "index_dtype": "i64", "rows": 3, "dim": 3, "device": "tpu"}, ValueError, "device is 'tpu'"),
+  ({"dtype": "f32", "index_dtype": "i64", "rows": 3, "dim": 3, "kernel": "none"}, NotImplementedError, "none"),
+])
+def test_plans_that_cannot_be(arguments, error, words):
+  with pytest.raises(error, match=words):
+    sheaf.Plan("lookup", **arguments)
+
+
+def test_a_plan_refuses_other_operands():
+  plan = sheaf.Plan("lookup", dtype="f32", index_dtype="i64", rows=50, dim=12, indices=4)
+  with pytest.raises(ValueError, match="out"):
+    plan.run(table=TABLE, indices=np.arange(4), out=np.empty((5, 12), np.float32))
+  with pytest.raises(ValueError, match="table"):
+    plan.run(indices=np.arange(4), out=np.empty((4, 12), np.float32))
+  with pytest.raises(TypeError, match="no argument 'tabel'"):
+    plan.run(tabel=TABLE)
+
+
+@pytest.mark.parametrize("dtype, steps", [("int8", 255), ("int4", 15)])
+def test_quantised_tables(dtype, steps):
+  table = TABLE[:, :11]
+  packed = sheaf.quantize(table, dtype)
+  step = (table.max(1) - table.min(1)).max() / steps
+  restored = packed.dequantize()
+  assert packed.shape == table.shape and np.abs(restored - table).max() <= step
+  assert np.array_equal(sheaf.embedding(INDEX, packed), restored[INDEX])
+  sums = sheaf.embedding_bag(INDEX, packed, mode="sum", per_sample_weights=np.full(INDEX.shape, 0.5, np.float32))
+  assert np.allclose(sums, restored[INDEX].sum(1) / 2, atol=1e-4)
+  assert sheaf.embedding_bag(INDEX, packed, out_dtype="f16").dtype == np.float16
+  with pytest.raises(ValueError, match="row 3"):
+    sheaf.quantize(np.where(np.arange(50)[:, None] == 3, np.float32("nan"), table), dtype)
+  with pytest.raises(ValueError, match="rows of 30 elements take"):
+    sheaf.QuantizedTable(packed.packed, dtype, 30)
+
+
+def test_profiles(tmp_path):
+  with sheaf.profile() as p:
+    sheaf.embedding(INDEX, TABLE)
+    sheaf.embedding_bag(INDEX, TABLE)
+  assert [r["op"] for r in p.records] == ["embedding", "embedding_bag"]
+  assert p.records[1]["kernel"].startswith("bag_mean.f32.i64/") and p.records[0]["shapes"][0] == (50, 12)
+  assert "embedding_bag" in p.table
+  p.save(tmp_path / "calls.json")
+  events = json.loads((tmp_path / "calls.json").read_text())
+  assert any("embedding" in str(event) for event in (events if isinstance(events, list) else events["traceEvents"]))
+  with pytest.raises(ValueError):
+    sheaf._core.profiler_end()
+
+
+def test_traces_join_calls_and_run_again():
+  ids = np.repeat(np.arange(7), 4)
+  with sheaf.trace() as t:
+    rows = sheaf.embedding(INDEX.ravel(), TABLE)
+    sheaf.segment_sum(rows, ids, 7)
+  assert t.graph.counts == (3, 2, 1)
+  assert "embedding" in t.graph.text and "digraph" in t.graph.dot
+  index = (INDEX.ravel() + 1) % 50
+  expected = sheaf.segment_sum(sheaf.embedding(index, TABLE * 2), ids, 7)
+  assert np.array_equal(t.replay(TABLE * 2, index, ids)[0], expected)
+  again = sheaf.trace.from_json(t.graph.json)
+  assert np.array_equal(again.replay(TABLE * 2, index, ids)[0], expected)
+  with pytest.raises(ValueError, match="graph of 3 inputs"):
+    t.replay(TABLE)
+
+
+def test_traces_of_arrays_seen_in_several_shapes():
+  with sheaf.trace() as t:
+    cube = sheaf.embedding(INDEX, TABLE)  # [7, 4, 12]
+    sums = sheaf.segment_sum(cube, [0, 0, 0, 1, 1, 1, 1], 2)
+    again = sheaf.segment_sum(cube, [0, 0, 0, 1, 1, 1, 1], 2)
+  assert sums.shape == (2, 4, 12) and np.array_equal(sums, again)
+  assert np.allclose(sums[0], TABLE[INDEX[:3]].sum(0), atol=1e-5) and t.graph.counts[1] == 3
+
+
+def test_files(tmp_path):
+  names = {"table": TABLE, "index": INDEX, "half": TABLE.astype(np.float16)}
+  sheaf.save(tmp_path / "t.safetensors", names, {"made by": "a test"})
+  loaded = sheaf.load(tmp_path / "t.safetensors")
+  assert loaded.metadata == {"made by": "a test"} and set(loaded) == set(names)
+  for name, expected in names.items():
+    assert np.array_equal(loaded[name], expected) and loaded[name].dtype == expected.dtype
+    assert not loaded[name].flags.writeable
+  assert np.array_equal(sheaf.embedding(INDEX, sheaf.load(tmp_path / "t.safetensors", "table")), TABLE[INDEX])
+  with pytest.raises(KeyError, match="'tabel' is not in .* which holds half, index, table"):
+    sheaf.load(tmp_path / "t.safetensors", "tabel")
+  sheaf.save(tmp_path / "t.npy", TABLE[::2])
+  assert np.array_equal(np.load(tmp_path / "t.npy"), TABLE[::2])
+  np.save(tmp_path / "u.npy", INDEX)
+  assert np.array_equal(sheaf.load(str(tmp_path / "u.npy")), INDEX)
+  with pytest.raises(OSError, match="none.npy"):
+    sheaf.load(tmp_path / "none.npy")
+  (tmp_path / "broken.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{broken}")
+  with pytest.raises(OSError):
+    sheaf.load(tmp_path / "broken.safetensors")
+  with pytest.raises(TypeError, match="arrays by name"):
+    sheaf.save(tmp_path / "x.safetensors", TABLE)
+
+
+def test_bfloat16_without_a_type_of_numpys(tmp_path, monkeypatch):
+  # safetensors by hand: a header that says BF16, then the bits of 1, 2 and -2
+  header = b'{"t":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]}}'
+  bits = np.array([0x3F80, 0x4000, 0xC000], np.uint16)
+  (tmp_path / "b.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bits.tobytes())
+  monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # an import of it fails
+  loaded = sheaf.load(tmp_path / "b.safetensors", "t")
+  assert isinstance(loaded, sheaf._core.Memory) and loaded.dtype == "bf16"
+  assert memoryview(loaded).tolist() == bits.tolist()
+  monkeypatch.undo()
+  pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed here")
+  assert sheaf.load(tmp_path / "b.safetensors", "t").astype(np.float32).tolist() == [1, 2, -2]
+
+
+def test_plans_for_meshes():
+  plan = sheaf.shard.plan("lookup", 4, rows=1_000_000, dim=64, indices=4096, place={"table": "S(0)"})
+  assert plan.best in plan.all and plan.best["bytes_table"] == 0 and plan.reason
+  compatible = sheaf.shard.plan("lookup", (2, 2), rows=1000, dim=64, indices=(8, 4), compatible=True)
+  assert len(compatible.all) == 25 and not any(s["addition"] for s in compatible.all)
+  bags = sheaf.shard.plan("bag_sum", 2, rows=1000, dim=64, indices=(8, 4), bags=8, bag_form="matrix",
+                          place={"table": "S(1)"}, out="R")
+  assert bags.best["out"] in [("S(1)",), ("R",), ("S(0)",), ("P(sum)",)]
+  none = sheaf.shard.plan("lookup", 2, rows=1000, dim=64, indices=8, memory_limit=1)
+  assert none.best is None and none.reason
+  with pytest.raises(ValueError, match="has no input ids; it has table, indices"):
+    sheaf.shard.plan("lookup", 2, rows=1000, dim=64, indices=8, place={"ids": "R"})
+  with pytest.raises(ValueError, match="mesh has 2 dimensions"):
+    sheaf.shard.plan("lookup", (2, 2), rows=1000, dim=64, indices=8, place={"table": "S(0)"})
+
+
+def test_a_mesh_of_this_process_alone():
+  mesh = sheaf.shard.Mesh(1)
+  table, index = mesh.shard(TABLE, "S(0)", TABLE.shape), mesh.replicate(INDEX)
+  out = sheaf.shard.embedding(index, table, out="R")
+  assert np.array_equal(out.local, TABLE[INDEX]) and out.placements == ("R",) and mesh.rank == 0
+  bags = sheaf.shard.embedding_bag(index, table, mode="sum", out="R")
+  assert np.array_equal(bags.local, sheaf.embedding_bag(INDEX, TABLE, mode="sum"))
+  grad = sheaf.shard.embedding_bag_backward(bags, index, 50, mode="sum", out="R")
+  assert np.array_equal(grad.local, sheaf.embedding_bag_backward(bags.local, INDEX, 50, mode="sum"))
+  with pytest.raises(IndexError, match="50 at position 0"):
+    sheaf.shard.embedding(mesh.replicate(np.array([50])), table)

@@ -1,0 +1,263 @@
+"""sheaf.torch beside PyTorch itself: forward, gradients dense and sparse, errors, custom ops, torch.compile, export."""
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracle_numpy as oracle
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+import torch.nn.functional as F
+
+import sheaf
+import sheaf.torch
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+W = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
+I = torch.tensor([[1, 5, 1], [19, 0, 5]])
+
+
+def near(ours, theirs, size=1.0):
+  assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.is_sparse == theirs.is_sparse
+  ours, theirs = ours.to_dense(), theirs.to_dense()
+  bound = TOLERANCE[ours.dtype] * (size + theirs.double().abs())
+  assert bool(((ours.double() - theirs.double()).abs() <= bound).all()) or torch.equal(ours.isnan(), theirs.isnan())
+
+
+def compare(ours, theirs, inputs, size=25.0, positive=False):
+  """The same call of both, forward and backward."""
+  outputs, gradients = [], []
+  for call in (ours, theirs):
+    leaves = [x.clone().requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
+    out = call(*leaves)
+    torch.manual_seed(1)
+    grad = torch.rand(out.shape) if positive else torch.randn(out.shape)
+    wanted = [x for x in leaves if x is not None and x.is_floating_point()]
+    outputs.append(out.detach())
+    gradients.append(torch.autograd.grad(out, wanted, grad.to(out.dtype)))
+  near(*outputs, size)
+  for mine, other in zip(*gradients):
+    near(mine, other, size)
+
+
+def tensor(array):
+  """Of NumPy's bfloat16 too."""
+  if array.dtype.name == "bfloat16":
+    return torch.from_numpy(array.astype(np.float32)).bfloat16()
+  return torch.from_numpy(np.ascontiguousarray(array))
+
+
+@given(oracle.bag_problems(), st.booleans(), st.booleans())
+def test_embedding(p, scale, sparse):
+  options = {"padding_idx": p.padding, "scale_grad_by_freq": scale, "sparse": sparse and not scale}  # not PyTorch's
+  indices = tensor(p.indices)
+  compare(lambda w: sheaf.torch.embedding(indices, w, **options), lambda w: F.embedding(indices, w, **options),
+          [tensor(p.table)])
+
+
+@given(oracle.bag_problems(), st.sampled_from(["sum", "mean", "max"]), st.booleans(), st.booleans(), st.booleans())
+def test_embedding_bag(p, mode, weighted, sparse, with_end):
+  if not p.bags or p.table.shape[1] == 0:
+    return  # refused by PyTorch
+  weighted, sparse = weighted and mode == "sum", sparse and mode != "max"
+  indices, offsets = tensor(p.indices.astype(np.int64)), tensor(p.offsets_with_end if with_end else p.offsets).long()
+  options = {"mode": mode, "sparse": sparse, "include_last_offset": with_end, "padding_idx": p.padding}
+  weights = tensor(p.flat_weights) if weighted else None
+  compare(lambda w, s: sheaf.torch.embedding_bag(indices, w, offsets, per_sample_weights=s, **options),
+          lambda w, s: F.embedding_bag(indices, w, offsets, per_sample_weights=s, **options),
+          [tensor(p.table), weights])
+
+
+@given(oracle.segment_problems([np.dtype("float64"), np.dtype("float32")]),
+       st.sampled_from(["sum", "mean", "max", "min", "prod"]), st.booleans())
+def test_segment_reduce(problem, reduce, by_offsets):
+  data, ids, segments = problem
+  if 0 in data.shape:
+    return
+  lengths = torch.from_numpy(np.bincount(ids, minlength=segments))
+  where = {"offsets": torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])} if by_offsets else {"lengths": lengths}
+  data = tensor(data if data.ndim > 1 else data[:, None])  # PyTorch's gradient wants two dimensions
+  data[data == 0] = 1  # PyTorch's gradient of a product with zeros is its own
+  # PyTorch shares the gradient of equal extremes only where it is positive.
+  compare(lambda x: sheaf.torch.segment_reduce(x, reduce, **where),
+          lambda x: torch.segment_reduce(x, reduce, **where), [data], size=1e4 if reduce == "prod" else 25,
+          positive=True)
+
+
+def test_a_matrix_of_bags_and_other_layouts():
+  for w in (W, W[:, :2], W.t().contiguous().t(), W[::2].expand(10, 3)):
+    index = I % w.shape[0]
+    compare(lambda w: sheaf.torch.embedding_bag(index, w, mode="sum"),
+            lambda w: F.embedding_bag(index, w.contiguous(), mode="sum"), [w.detach()])
+    assert torch.equal(sheaf.torch.embedding(index, w), F.embedding(index, w))
+  leaf = W.clone().requires_grad_()
+  sheaf.torch.embedding(I, leaf).sum().backward()  # a gradient that is one number, expanded
+  assert leaf.grad.sum() == I.numel() * 3
+
+
+def test_bags_scaled_by_frequency_are_divided_by_the_rows_own_count():
+  """PyTorch's embedding_bag takes the counts of other rows there; its embedding does not."""
+  leaves = [W.clone().requires_grad_() for _ in range(2)]
+  sheaf.torch.embedding_bag(I, leaves[0], mode="sum", scale_grad_by_freq=True).sum().backward()
+  F.embedding(I, leaves[1], scale_grad_by_freq=True).sum(1).sum().backward()
+  assert torch.equal(leaves[0].grad, leaves[1].grad)
+
+
+@pytest.mark.parametrize("call", [
+  lambda m: m.embedding(I * 10, W),
+  lambda m: m.embedding(I.float(), W),
+  lambda m: m.embedding(I, W[0]),
+  lambda m: m.embedding(I, W, padding_idx=20),
+  lambda m: m.embedding_bag(I, W, torch.tensor([0])),
+  lambda m: m.embedding_bag(I[0], W),
+  lambda m: m.embedding_bag(I[None], W),
+  lambda m: m.embedding_bag(I, W, mode="median"),
+  lambda m: m.embedding_bag(I, W, mode="max", sparse=True),
+  lambda m: m.embedding_bag(I, W, mode="max", scale_grad_by_freq=True),
+  lambda m: m.embedding_bag(I, W, per_sample_weights=torch.ones(2, 3, dtype=torch.float64)),
+  lambda m: m.embedding_bag(I, W, mode="sum", per_sample_weights=torch.ones(3, 2, dtype=torch.float64)),
+])
+def test_errors_are_of_pytorchs_types(call):
+  with pytest.raises(Exception) as theirs:
+    call(F)
+  with pytest.raises(type(theirs.value)):
+    call(sheaf.torch)
+
+
+def test_max_norm_is_refused_in_words():
+  for call in (lambda: sheaf.torch.embedding(I, W, max_norm=1.0), lambda: sheaf.torch.Embedding(4, 2, max_norm=1.0),
+               lambda: sheaf.torch.embedding_bag(I, W, max_norm=1.0),
+               lambda: sheaf.torch.EmbeddingBag(4, 2, max_norm=1.0)):
+    with pytest.raises(NotImplementedError, match="max_norm is not supported: it renormalises the table"):
+      call()
+
+
+def test_gradients_by_finite_differences():
+  w = W[:6].clone().requires_grad_()
+  s, index, offsets = torch.rand(6, dtype=torch.float64, requires_grad=True), I.flatten() % 6, torch.tensor([0, 2, 2])
+  check = torch.autograd.gradcheck
+  assert check(lambda w: sheaf.torch.embedding(index, w), w)
+  assert torch.autograd.gradgradcheck(lambda w: sheaf.torch.embedding(index, w, padding_idx=1), w)
+  for mode in ("sum", "mean", "max"):
+    assert check(lambda w: sheaf.torch.embedding_bag(index, w, offsets, mode=mode), w)
+  assert check(lambda w, s: sheaf.torch.embedding_bag(index, w, offsets, mode="sum", per_sample_weights=s), (w, s))
+  for reduce in ("sum", "mean", "max", "min", "prod"):
+    assert check(lambda w: sheaf.torch.segment_reduce(w, reduce, lengths=torch.tensor([2, 3, 1])), w)
+
+
+def test_custom_ops_pass_pytorchs_own_check():
+  w, s = W.clone().requires_grad_(), torch.rand(6, dtype=torch.float64, requires_grad=True)
+  ops, flat, offsets = torch.ops.sheaf, I.flatten(), torch.tensor([0, 2])
+  grad = torch.rand(2, 3, dtype=torch.float64)
+  none = torch.empty(0, 0, dtype=torch.int64)
+  for op, args in [
+    (ops.embedding, (w, I, 1, True, False)),
+    (ops.embedding_backward, (torch.rand(2, 3, 3), I, 20, -1, False)),
+    (ops.embedding_backward_sparse, (torch.rand(2, 3, 3), I, 20, -1, False)),
+    (ops.embedding_bag, (w, flat, offsets, s, "sum", False, -1, False, False)),
+    (ops.embedding_bag, (w, I, None, None, "max", False, 1, False, False)),
+    (ops.embedding_bag_backward, (grad, flat, offsets, None, none, 20, "mean", False, -1, False)),
+    (ops.embedding_bag_backward_sparse, (grad, flat, offsets, None, 20, "mean", False, -1, False)),
+    (ops.embedding_bag_weights_backward, (grad, flat, offsets, s.detach(), W, False, -1)),
+    (ops.segment_reduce, (w, torch.arange(20) // 4, 5, "max")),
+    (ops.segment_reduce_backward, (w[:5].detach(), torch.arange(20) // 4, W, "prod")),
+  ]:
+    torch.library.opcheck(op.default, args)
+
+
+class Model(torch.nn.Module):
+  def __init__(self, layers):
+    super().__init__()
+    self.rows, self.bags, self.linear = layers.Embedding(20, 4), layers.EmbeddingBag(20, 4, mode="sum"), \
+      torch.nn.Linear(4, 1)
+
+  def forward(self, x):
+    return self.linear(self.bags(x) + self.rows(x).mean(1))
+
+
+def test_compiled_and_exported_models():
+  torch.manual_seed(0)
+  ours, theirs = Model(sheaf.torch), Model(torch.nn)
+  theirs.load_state_dict(ours.state_dict())
+  compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+  for out, model in ((compiled(I), ours), (theirs(I), theirs)):
+    out.square().sum().backward()
+  for mine, other in zip(ours.parameters(), theirs.parameters()):
+    assert torch.allclose(mine.grad, other.grad, atol=1e-6)
+  text = str(torch.export.export(ours, (I,)).graph)
+  assert "sheaf.embedding_bag.default" in text and "sheaf.embedding.default" in text
+
+
+def test_training_with_sparse_gradients():
+  torch.manual_seed(0)
+  ours, theirs = sheaf.torch.EmbeddingBag(20, 4, mode="mean", sparse=True), torch.nn.EmbeddingBag(20, 4, sparse=True)
+  theirs.load_state_dict(ours.state_dict())
+  for layer in (ours, theirs):
+    optimizer = torch.optim.SparseAdam(list(layer.parameters()), lr=0.1)
+    for _ in range(5):
+      optimizer.zero_grad()
+      layer(I).square().sum().backward()
+      assert layer.weight.grad.is_sparse
+      optimizer.step()
+  assert torch.allclose(ours.weight, theirs.weight, atol=1e-5)
+
+
+def test_the_package_itself_takes_tensors():
+  out = sheaf.embedding(I, W)
+  assert isinstance(out, torch.Tensor) and torch.equal(out, W[I])
+  ids, rows = sheaf.embedding_backward(W[:6].reshape(2, 3, 3), I, 20, sparse=True)
+  assert isinstance(ids, torch.Tensor) and ids.tolist() == [0, 1, 5, 19] and rows.shape == (4, 3)
+  assert sheaf.embedding(I.numpy(), W.bfloat16()).dtype == torch.bfloat16
+  given = torch.empty(2, 3, 3, dtype=torch.float64)
+  assert sheaf.embedding(I, W, out=given) is given
+  with pytest.raises(TypeError, match="weight requires a gradient.*use the one of sheaf.torch"):
+    sheaf.embedding(I, W.clone().requires_grad_())
+  with pytest.raises(IndexError, match="50 at position 1"):
+    sheaf.embedding(I * 10, W)
+
+
+class Old(torch.Tensor):
+  """A tensor as those of PyTorch before 2.9: with __dlpack__, without its table of C functions."""
+
+  __dlpack_c_exchange_api__ = None
+
+
+def test_tensors_of_older_versions_and_derived_ones():
+  weight, index = W.as_subclass(Old), I.as_subclass(Old)
+  for table in (weight, weight[:, ::2], weight.bfloat16()):
+    out = sheaf.embedding(index, table)
+    assert isinstance(out, torch.Tensor) and torch.equal(out, table.as_subclass(torch.Tensor)[I])
+  ids, rows = sheaf.embedding_backward(W[:6].reshape(2, 3, 3).as_subclass(Old), index, 20, sparse=True)
+  assert isinstance(rows, torch.Tensor) and ids.tolist() == [0, 1, 5, 19]
+  derived = type("Derived", (torch.Tensor,), {})
+  assert isinstance(sheaf.embedding(I, W[:, ::2].as_subclass(derived)), torch.Tensor)
+  with pytest.raises(BufferError, match="require gradient"):
+    sheaf.embedding(index, weight.clone().requires_grad_())
+
+
+def test_modes_and_meta_tensors_go_through_the_custom_op():
+  with torch._subclasses.fake_tensor.FakeTensorMode() as mode:
+    fake = sheaf.torch.embedding(mode.from_tensor(I), mode.from_tensor(W))
+    assert fake.shape == (2, 3, 3)
+  assert sheaf.torch.embedding(I.to("meta"), W.to("meta")).shape == (2, 3, 3)
+
+
+def test_threads_train_side_by_side():
+  failures = []
+
+  def work():
+    w = W.clone().requires_grad_()
+    for _ in range(50):
+      sheaf.torch.embedding_bag(I, w, mode="sum").sum().backward()
+    if w.grad.sum() != 50 * I.numel() * 3:
+      failures.append(w.grad.sum())
+
+  workers = [threading.Thread(target=work) for _ in range(4)]
+  for worker in workers:
+    worker.start()
+  for worker in workers:
+    worker.join()
+  assert not failures
