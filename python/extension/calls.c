@@ -112,9 +112,6 @@ int call_output(op_call *c, int slot, PyObject *given, const char *name, sheaf_d
   return borrow(c->result[slot], a, &c->output[slot]);
 }
 
-/* sheaf/device.h: the stream of this thread's ops. Weak, so that a library without it still serves the CPU. */
-extern sheaf_status sheaf_stream_use(DLDevice device, void *stream) __attribute__((weak));
-
 /* On a device, work goes in the order of the framework's own stream. */
 static int use_stream(const op_call *c)
 {
@@ -122,7 +119,6 @@ static int use_stream(const op_call *c)
   void *stream;
   if (a->dl.device.device_type != kDLCUDA) return 0;
   if (dlpack_stream(a, &stream) < 0) return -1;
-  if (!sheaf_stream_use) return PyErr_SetString(PyExc_RuntimeError, "this libsheaf runs ops on the CPU only"), -1;
   sheaf_status status = sheaf_stream_use(a->dl.device, stream);
   if (status == SHEAF_OK) return 0;
   raise_last_error(status);

@@ -598,7 +598,11 @@ static shf_device_api api = {{SHF_DEVICE_ABI, SHEAF_VERSION_STRING},
                              map,
                              pool_allocate,
                              pool_release,
-                             pool_trim};
+                             pool_trim,
+                             NULL, /* tensors over ranks are not tried on it */
+                             NULL,
+                             NULL,
+                             NULL};
 
 static void add_rows(sheaf_category category, int kind)
 {
