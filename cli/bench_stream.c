@@ -48,6 +48,11 @@ static const way gather_ways[] = {
   {"L2, groups of 256", FETCH_L2, 256, 256},
   {"L2, groups of 16, 32 ahead", FETCH_L2, 32, 16},
   {"L2, groups of 16, 64 ahead", FETCH_L2, 64, 16},
+  {"L2, 64 ahead, lines mixed", FETCH_MIXED, 64, 1},
+  {"L2, groups of 4, 64 ahead, lines mixed", FETCH_MIXED, 64, 4},
+  {"L2, groups of 8, 32 ahead, lines mixed", FETCH_MIXED, 32, 8},
+  {"L2, groups of 32, 64 ahead, lines mixed", FETCH_MIXED, 64, 32},
+  {"L2, groups of 128, lines mixed", FETCH_MIXED, 128, 128},
   {"once, 16 ahead", FETCH_ONCE, 16, 1},
   {"L2, 1 ahead, line by line", FETCH_L2, 1, -1},
   {"L2, 4 ahead, line by line", FETCH_L2, 4, -1},
@@ -111,6 +116,9 @@ FORCED void do_rows(const piece *p, folded *sum, uint64_t nothing, int updates)
     break;
   case FETCH_L2:
     visit_rows_by_size(p, sum, nothing, updates, FETCH_L2);
+    break;
+  case FETCH_MIXED:
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_MIXED);
     break;
   case FETCH_ONCE:
     visit_rows(p, sum, nothing, updates, FETCH_ONCE, p->job->row_bytes);

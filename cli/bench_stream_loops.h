@@ -22,7 +22,9 @@ typedef uint64_t pair_words __attribute__((vector_size(16), may_alias, aligned(1
 typedef uint64_t one_word __attribute__((may_alias, aligned(1)));
 typedef uint32_t half_word __attribute__((may_alias, aligned(1)));
 
-typedef enum fetch { FETCH_NONE, FETCH_L1, FETCH_L2, FETCH_ONCE, FETCH_WRITE } fetch;
+/* FETCH_MIXED: as FETCH_L2, and the lines of a row are read out of order, lest the CPU's own prefetcher take them for the
+ * begin of a stream. */
+typedef enum fetch { FETCH_NONE, FETCH_L1, FETCH_L2, FETCH_MIXED, FETCH_ONCE, FETCH_WRITE } fetch;
 
 typedef struct way {
   const char *name;
@@ -55,7 +57,7 @@ typedef struct folded {
 FORCED void fetch_line(const char *place, fetch hint)
 {
   if (hint == FETCH_L1) __builtin_prefetch(place, 0, 3);
-  if (hint == FETCH_L2) __builtin_prefetch(place, 0, 2);
+  if (hint == FETCH_L2 || hint == FETCH_MIXED) __builtin_prefetch(place, 0, 2);
   if (hint == FETCH_ONCE) __builtin_prefetch(place, 0, 0);
   if (hint == FETCH_WRITE) __builtin_prefetch(place, 1, 3);
 }
@@ -84,9 +86,22 @@ FORCED void fold_short(folded *sum, const char *row, int64_t bytes)
   }
 }
 
-FORCED void fold_row(folded *sum, const char *row, int64_t bytes)
+/* The compiler moves no load across. */
+#define IN_ORDER __asm__ volatile("" ::: "memory")
+
+FORCED void fold_row(folded *sum, const char *row, int64_t bytes, int mixed)
 {
   int64_t at = 0;
+  for (; mixed && at + 4 * LINE <= bytes; at += 4 * LINE) {
+    sum->c ^= *(const line_words *)(row + at + 2 * LINE);
+    IN_ORDER;
+    sum->a ^= *(const line_words *)(row + at);
+    IN_ORDER;
+    sum->d ^= *(const line_words *)(row + at + 3 * LINE);
+    IN_ORDER;
+    sum->b ^= *(const line_words *)(row + at + LINE);
+    IN_ORDER;
+  }
   for (; at + 4 * LINE <= bytes; at += 4 * LINE) {
     sum->a ^= *(const line_words *)(row + at);
     sum->b ^= *(const line_words *)(row + at + LINE);
@@ -130,7 +145,7 @@ FORCED void visit_rows_abreast(const piece *p, folded *sum, uint64_t nothing, in
         char *place = job->memory + job->indices[n] * job->stride + at;
         fetch_row(job->memory + job->indices[later] * job->stride + at, part, hint);
         if (updates) update_row(place, part, nothing);
-        else fold_row(sum, place, part);
+        else fold_row(sum, place, part, 0);
       }
   }
 }
@@ -150,7 +165,7 @@ FORCED void visit_rows(const piece *p, folded *sum, uint64_t nothing, int update
     for (int64_t n = first; n < end; n++) {
       char *row = job->memory + indices[n] * stride;
       if (updates) update_row(row, row_bytes, nothing);
-      else fold_row(sum, row, row_bytes);
+      else fold_row(sum, row, row_bytes, hint == FETCH_MIXED);
     }
   }
 }
@@ -179,7 +194,7 @@ FORCED void read_lines(const piece *p, folded *sum, fetch hint)
   int64_t ahead = p->way->ahead * LINE;
   for (int64_t at = p->from; at < p->to; at += 4 * LINE) {
     for (int64_t line = 0; line < 4 * LINE; line += LINE) fetch_line(memory + at + ahead + line, hint);
-    fold_row(sum, memory + at, p->to - at < 4 * LINE ? p->to - at : 4 * LINE);
+    fold_row(sum, memory + at, p->to - at < 4 * LINE ? p->to - at : 4 * LINE, 0);
   }
 }
 
