@@ -201,6 +201,29 @@ static sheaf_status shape_of(sheaf_tensor *t, sheaf_tensor **out)
   return status;
 }
 
+/* A result without elements depends on its inputs all the same: it is made of no copies of those that require a
+ * gradient, so that backward gives them zeros. */
+static sheaf_status join_graphs(const sheaf_call *call, const sheaf_frame *frame, sheaf_tensor **result)
+{
+  sheaf_status status = SHEAF_OK;
+  for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
+    sheaf_tensor *t = is_batched(call->inputs[i]) ? call->inputs[i]->part[0] : call->inputs[i];
+    sheaf_tensor *made[4] = {NULL}, *joined = NULL;
+    if (!sheaf_tensor_requires_grad(t) || (t->form != SHEAF_FORM_DENSE && t->form != SHEAF_FORM_META)) continue;
+    int64_t elements = shf_tensor_elements(t);
+    status = shf_send_reshape(t, 1, &elements, frame, &made[0]);
+    if (status == SHEAF_OK) status = shf_send_expand(made[0], 0, frame, &made[1]);
+    if (status == SHEAF_OK) status = shf_send_reshape(made[1], (*result)->rank, (*result)->extent, frame, &made[2]);
+    if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, made[2], (*result)->dtype, frame, &made[3]);
+    if (status == SHEAF_OK) status = shf_send_add(*result, made[3], 1, frame, &joined);
+    for (int m = 0; m < 4; m++) sheaf_tensor_release(made[m]);
+    if (status != SHEAF_OK) return status;
+    sheaf_tensor_release(*result);
+    *result = joined;
+  }
+  return status;
+}
+
 /* No problems at all, which a plan cannot run: the results of one tell the shapes. */
 static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *frame, const levels *all)
 {
@@ -225,6 +248,7 @@ static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *fram
                              (int)shape->form);
     if (status == SHEAF_OK)
       status = shf_tensor_make(shape->dtype, all->count + shape->rank, extent, call->inputs[0], &results[i]);
+    if (status == SHEAF_OK && shf_dtype_is_float(shape->dtype)) status = join_graphs(call, frame, &results[i]);
     sheaf_tensor_release(shape);
   }
   if (status == SHEAF_OK) return hand_out(call, results, all, 0, frame);
