@@ -171,8 +171,10 @@ static void test_vmap_over_nothing(void **state)
 static void test_gradients_over_nothing(void **state)
 {
   (void)state;
-  for (int both = 0; both < 2; both++) { /* the table alone, or weights of each slice (of none) too */
-    sheaf_tensor *table = leaf(tensor_random(SHEAF_F32, SHAPE(4, 3), 1), SHEAF_GRAD_DENSE), *out;
+  for (int which = 0; which < 6; which++) { /* the table alone, or weights of each slice (of none) too */
+    int both = which & 1;
+    sheaf_grad kind = (sheaf_grad)(SHEAF_GRAD_DENSE + which / 2);
+    sheaf_tensor *table = leaf(tensor_random(SHEAF_F32, SHAPE(4, 3), 1), kind), *out, *dense;
     sheaf_tensor *weights = leaf(tensor_of(SHEAF_F32, SHAPE(0, 2, 5), NULL), SHEAF_GRAD_DENSE);
     sheaf_tensor *none = batched(tensor_of(SHEAF_I64, SHAPE(0, 2, 5), NULL), 0, 1);
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
@@ -182,13 +184,20 @@ static void test_gradients_over_nothing(void **state)
     assert_true(sheaf_tensor_requires_grad(all));
     assert_int_equal(sheaf_tensor_rank(all), 3);
     expect_ok(sheaf_backward(all, NULL, NULL));
-    expect_tensor(sheaf_tensor_grad(table), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-    assert_int_equal(sheaf_tensor_extent(sheaf_tensor_grad(table), 0), 4);
+    assert_non_null(sheaf_tensor_grad(table));
+    assert_int_equal(sheaf_tensor_form(sheaf_tensor_grad(table)),
+                     kind == SHEAF_GRAD_DENSE ? SHEAF_FORM_DENSE : SHEAF_FORM_SPARSE);
+    RESULT(dense, sheaf_to_dense(sheaf_tensor_grad(table), &dense));
+    expect_tensor(dense, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     if (!both) continue;
     assert_non_null(sheaf_tensor_grad(weights));
     assert_int_equal(sheaf_tensor_rank(sheaf_tensor_grad(weights)), 3);
     assert_int_equal(sheaf_tensor_extent(sheaf_tensor_grad(weights), 0), 0);
   }
+  sheaf_tensor *data = leaf(tensor_random(SHEAF_F64, SHAPE(3), 1), SHEAF_GRAD_DENSE), *copies;
+  RESULT(copies, sheaf_expand(data, 0, &copies)); /* no copies */
+  expect_ok(sheaf_backward(copies, NULL, NULL));
+  expect_tensor(sheaf_tensor_grad(data), 0, 0, 0);
 }
 
 /* ---- Gradients within vmap ---- */
