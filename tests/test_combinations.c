@@ -403,6 +403,36 @@ static void test_segments_twice_within_vmap(void **state)
       }
 }
 
+/* ---- Second gradients within autocast ---- */
+
+/* The forward decides the types: where backward runs makes no difference. */
+static void test_second_gradients_within_autocast(void **state)
+{
+  (void)state;
+  for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_SUM; mode++) {
+    sheaf_tensor *table[2], *weights[2], *indices = tensor_random_ints(SHEAF_I64, 5, SHAPE(2, 3), 2), *out;
+    for (int within = 0; within < 2; within++) {
+      table[within] = leaf(tensor_random(SHEAF_F32, SHAPE(5, 3), 1), SHEAF_GRAD_DENSE);
+      weights[within] = tensor_random(SHEAF_F32, SHAPE(2, 3), 3);
+      for (int i = 0; i < 6; i++) tensor_set(weights[within], i, 2 + tensor_number(weights[within], i));
+      leaf(weights[within], SHEAF_GRAD_DENSE);
+      sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+      options.mode = (sheaf_bag_mode)mode;
+      options.per_sample_weights = weights[within];
+      expect_ok(sheaf_autocast_begin(SHEAF_F16));
+      RESULT(out, sheaf_embedding_bag(indices, table[within], NULL, &options, &out));
+      if (!within) expect_ok(sheaf_autocast_end());
+      sheaf_tensor *grad = tensor_random(SHEAF_F16, SHAPE(2, 3), 4);
+      differentiate_twice(out, grad, weights[within], tensor_random(SHEAF_F32, SHAPE(2, 3), 5));
+      if (within) expect_ok(sheaf_autocast_end());
+    }
+    assert_true(sheaf_tensor_grad(table[0]) != NULL);
+    expect_same_tensor(sheaf_tensor_grad(table[0]), sheaf_tensor_grad(table[1]));
+    if (mode == SHEAF_MODE_MEAN) expect_same_tensor(sheaf_tensor_grad(weights[0]), sheaf_tensor_grad(weights[1]));
+    for (int i = 0; i < 2; i++) sheaf_tensor_clear_grad(table[i]); /* which hold graphs, too */
+  }
+}
+
 /* ---- Sums without data ---- */
 
 static void test_sparse_sums_without_data(void **state)
@@ -426,13 +456,13 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_teardown(name, tensors_teardown)
   const struct CMUnitTest tests[] = {
-      TEST(test_row_sparse_tables_within_vmap), TEST(test_nested_indices_within_vmap),
-      TEST(test_nested_rows_are_quantised),     TEST(test_shapes_change_within_vmap),
-      TEST(test_reshape_of_a_slice_copies),     TEST(test_vmap_over_nothing),
-      TEST(test_gradients_over_nothing),        TEST(test_frequency_scaling_of_a_shared_table),
-      TEST(test_lookups_twice_within_vmap),     TEST(test_bags_twice_within_vmap),
-      TEST(test_means_twice_within_vmap),       TEST(test_segments_twice_within_vmap),
-      TEST(test_sparse_sums_without_data),
+      TEST(test_row_sparse_tables_within_vmap),    TEST(test_nested_indices_within_vmap),
+      TEST(test_nested_rows_are_quantised),        TEST(test_shapes_change_within_vmap),
+      TEST(test_reshape_of_a_slice_copies),        TEST(test_vmap_over_nothing),
+      TEST(test_gradients_over_nothing),           TEST(test_frequency_scaling_of_a_shared_table),
+      TEST(test_lookups_twice_within_vmap),        TEST(test_bags_twice_within_vmap),
+      TEST(test_means_twice_within_vmap),          TEST(test_segments_twice_within_vmap),
+      TEST(test_second_gradients_within_autocast), TEST(test_sparse_sums_without_data),
   };
   return cmocka_run_group_tests_name("combinations", tests, NULL, NULL);
 }
