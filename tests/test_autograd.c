@@ -62,7 +62,7 @@ static void check_leaf(const computation *c, sheaf_tensor *leaf, const sheaf_ten
     tensor_set(leaf, i, x - step);
     double slope = (up - weighed(c, weights)) / (2 * step), got = grad ? tensor_number(grad, i) : 0;
     tensor_set(leaf, i, x);
-    if (fabs(slope - got) > 1e-7 * (1 + fabs(slope)))
+    if (!(fabs(slope - got) <= 1e-7 * (1 + fabs(slope)))) /* not a number is no slope */
       fail_msg("%s, choice %d, flags %d: gradient %d is %.12g, the slope %.12g", c->name, c->choice, c->flags, (int)i,
                got, slope);
   }
@@ -362,7 +362,10 @@ static sheaf_status run_double_bag(const computation *c, sheaf_tensor **out)
   }
   expect_ok(sheaf_guard_begin(sheaf_keyset_of(SHEAF_KEY_AUTOGRAD), sheaf_keyset_empty(), &guard));
   for (int i = 0; i < 2; i++) expect_ok(sheaf_tensor_require_grad(own[i], SHEAF_GRAD_DENSE));
-  options.mode = SHEAF_MODE_SUM;
+  options.mode = c->flags & 1 ? SHEAF_MODE_MEAN : SHEAF_MODE_SUM;
+  options.has_padding = (c->flags >> 1 & 1) != 0;
+  options.padding_idx = 1;
+  options.scale_grad_by_freq = (c->flags >> 2 & 1) != 0;
   options.per_sample_weights = own[1];
   sheaf_status status = sheaf_embedding_bag(c->indices, own[0], c->offsets, &options, &bags);
   sheaf_backward_options create = SHEAF_BACKWARD_OPTIONS_INIT;
@@ -387,16 +390,101 @@ static sheaf_status run_double_bag(const computation *c, sheaf_tensor **out)
 static void test_gradients_of_weighted_gradients(void **state)
 {
   (void)state;
-  for (int choice = 0; choice < 2; choice++) {
-    computation c = {"double",
-                     {tensor_random(SHEAF_F64, SHAPE(4, 2), 71), tensor_random(SHEAF_F64, SHAPE(5), 72),
-                      tensor_random(SHEAF_F64, SHAPE(2, 2), 73)},
-                     .run = run_double_bag};
-    c.choice = choice;
-    c.indices = tensor_of(SHEAF_I64, SHAPE(5), NUMBERS(3, 0, 3, 1, 1));
-    c.offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 3));
-    check_gradients(&c);
+  for (int choice = 0; choice < 2; choice++)
+    for (int flags = 0; flags < 16; flags++) { /* mean, padded, scaled by frequency, a matrix */
+      int matrix = flags >> 3;
+      computation c = {"double",
+                       {tensor_random(SHEAF_F64, SHAPE(4, 2), 71),
+                        matrix ? tensor_random(SHEAF_F64, SHAPE(3, 2), 72) : tensor_random(SHEAF_F64, SHAPE(6), 72),
+                        tensor_random(SHEAF_F64, SHAPE(3, 2), 73)},
+                       .run = run_double_bag};
+      for (int i = 0; i < 6; i++) tensor_set(c.leaf[1], i, 1.5 + tensor_number(c.leaf[1], i)); /* c far from 0 */
+      c.choice = choice;
+      c.flags = flags;
+      c.indices = matrix ? tensor_of(SHEAF_I64, SHAPE(3, 2), NUMBERS(3, 0, 1, 1, 3, 1))
+                         : tensor_of(SHEAF_I64, SHAPE(6), NUMBERS(3, 0, 3, 1, 1, 2));
+      if (!matrix) c.offsets = tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(0, 3, 3)); /* one is empty */
+      check_gradients(&c);
+    }
+}
+
+/* Both gradients of a weighted mean at once: the gradient of <dW, v> + <dw, u> is the sum of those of either. */
+static void test_gradients_of_both_gradients(void **state)
+{
+  (void)state;
+  sheaf_tensor *kept[2][3]; /* one by one, together: of table, weights, grad */
+  for (int together = 0; together < 2; together++) {
+    sheaf_tensor *leaf[] = {tensor_random(SHEAF_F64, SHAPE(4, 2), 75), tensor_random(SHEAF_F64, SHAPE(5), 76),
+                            tensor_random(SHEAF_F64, SHAPE(2, 2), 77)};
+    sheaf_tensor *indices = tensor_of(SHEAF_I64, SHAPE(5), NUMBERS(3, 0, 3, 1, 1)), *out = NULL, *first[2], *sum;
+    sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 3)), *flat[2] = {NULL, NULL}, *parts[2];
+    sheaf_tensor *toward[] = {tensor_random(SHEAF_F64, SHAPE(4, 2), 78), tensor_random(SHEAF_F64, SHAPE(5), 79)};
+    for (int i = 0; i < 5; i++) tensor_set(leaf[1], i, 1.5 + tensor_number(leaf[1], i));
+    for (int i = 0; i < 3; i++) expect_ok(sheaf_tensor_require_grad(leaf[i], SHEAF_GRAD_DENSE));
+    sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+    options.per_sample_weights = leaf[1];
+    expect_ok(sheaf_embedding_bag(indices, leaf[0], offsets, &options, &out));
+    sheaf_backward_options graph = SHEAF_BACKWARD_OPTIONS_INIT;
+    graph.create_graph = 1;
+    expect_ok(sheaf_backward(out, leaf[2], &graph));
+    for (int i = 0; i < 2; i++) first[i] = sheaf_tensor_retain(sheaf_tensor_grad(leaf[i]));
+    expect_status(sheaf_backward(first[0], toward[0], &graph), SHEAF_UNSUPPORTED);
+    expect_words("mode 0", "weights", "third");
+    for (int i = 0; i < 3; i++) sheaf_tensor_clear_grad(leaf[i]);
+    sheaf_backward_options again = SHEAF_BACKWARD_OPTIONS_INIT;
+    again.retain_graph = 1;
+    if (together) { /* <dW, v> + <dw, u>, as weighted sums of one bag each */
+      for (int i = 0; i < 2; i++) {
+        int64_t count = tensor_count(first[i]);
+        sheaf_tensor *places = tensor_of(SHEAF_I64, 2, (int64_t[]){1, count}, NULL), *by = NULL;
+        for (int64_t k = 0; k < count; k++) tensor_set(places, k, (double)k);
+        expect_ok(sheaf_reshape(first[i], 2, (int64_t[]){count, 1}, &flat[i]));
+        expect_ok(sheaf_reshape(toward[i], 2, (int64_t[]){1, count}, &by));
+        sheaf_embedding_bag_options dot = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+        dot.mode = SHEAF_MODE_SUM;
+        dot.per_sample_weights = by;
+        parts[i] = NULL;
+        expect_ok(sheaf_embedding_bag(places, flat[i], NULL, &dot, &parts[i]));
+        sheaf_tensor_release(by);
+        sheaf_tensor_release(flat[i]);
+      }
+      sum = NULL;
+      expect_ok(sheaf_add(parts[0], parts[1], 1, &sum));
+      expect_ok(sheaf_backward(sum, NULL, NULL));
+      sheaf_tensor_release(sum);
+      for (int i = 0; i < 2; i++) sheaf_tensor_release(parts[i]);
+    } else {
+      for (int i = 0; i < 2; i++) expect_ok(sheaf_backward(first[i], toward[i], &again));
+    }
+    for (int i = 0; i < 3; i++) kept[together][i] = dense_grad(leaf[i]);
+    for (int i = 0; i < 2; i++) sheaf_tensor_release(first[i]);
+    for (int i = 0; i < 3; i++) sheaf_tensor_clear_grad(leaf[i]);
+    sheaf_tensor_release(out);
   }
+  for (int i = 0; i < 3; i++) expect_near_tensor(kept[0][i], kept[1][i], 1e-12);
+}
+
+/* A row's gradient is divided by how often it occurs; so is what comes back. */
+static void test_gradients_of_gradients_by_frequency(void **state)
+{
+  (void)state;
+  sheaf_tensor *table = tensor_random(SHEAF_F64, SHAPE(4, 1), 61), *out = NULL;
+  sheaf_tensor *indices = tensor_of(SHEAF_I32, SHAPE(2, 3), NUMBERS(2, 0, 2, 3, 2, 2));
+  sheaf_tensor *g = tensor_of(SHEAF_F64, SHAPE(2, 3, 1), NUMBERS(1, 2, 3, 4, 5, 6));
+  sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
+  options.scale_grad_by_freq = options.has_padding = 1;
+  options.padding_idx = 3;
+  expect_ok(sheaf_tensor_require_grad(table, SHEAF_GRAD_DENSE));
+  expect_ok(sheaf_tensor_require_grad(g, SHEAF_GRAD_DENSE));
+  expect_ok(sheaf_embedding(indices, table, &options, &out));
+  sheaf_backward_options create = SHEAF_BACKWARD_OPTIONS_INIT;
+  create.create_graph = 1;
+  expect_ok(sheaf_backward(out, g, &create));
+  expect_tensor(sheaf_tensor_grad(table), 2, 0, 3.75, 0);
+  expect_ok(sheaf_backward(sheaf_tensor_grad(table), tensor_of(SHEAF_F64, SHAPE(4, 1), NUMBERS(5, 6, 8, 9)), NULL));
+  expect_tensor(sheaf_tensor_grad(g), 2, 5, 2, 0, 2, 2);
+  sheaf_tensor_release(out);
+  sheaf_tensor_clear_grad(table);
 }
 
 static void test_what_has_no_second_gradient_says_so(void **state)
@@ -648,6 +736,8 @@ int main(void)
       TEST(test_gradients_of_gradients),
       TEST(test_padding_in_gradients_of_gradients),
       TEST(test_gradients_of_weighted_gradients),
+      TEST(test_gradients_of_both_gradients),
+      TEST(test_gradients_of_gradients_by_frequency),
       TEST(test_what_has_no_second_gradient_says_so),
       TEST(test_writes_since_forward_are_errors),
       TEST(test_graphs_are_recorded_only_when_needed),

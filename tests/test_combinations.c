@@ -168,6 +168,38 @@ static void test_vmap_over_nothing(void **state)
   assert_null(wrong);
 }
 
+static void test_gradients_over_nothing(void **state)
+{
+  (void)state;
+  for (int which = 0; which < 6; which++) { /* the table alone, or weights of each slice (of none) too */
+    int both = which & 1;
+    sheaf_grad kind = (sheaf_grad)(SHEAF_GRAD_DENSE + which / 2);
+    sheaf_tensor *table = leaf(tensor_random(SHEAF_F32, SHAPE(4, 3), 1), kind), *out, *dense;
+    sheaf_tensor *weights = leaf(tensor_of(SHEAF_F32, SHAPE(0, 2, 5), NULL), SHEAF_GRAD_DENSE);
+    sheaf_tensor *none = batched(tensor_of(SHEAF_I64, SHAPE(0, 2, 5), NULL), 0, 1);
+    sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+    if (both) options.per_sample_weights = batched(weights, 0, 1);
+    RESULT(out, sheaf_embedding_bag(none, table, NULL, &options, &out));
+    sheaf_tensor *all = shown(out, 1);
+    assert_true(sheaf_tensor_requires_grad(all));
+    assert_int_equal(sheaf_tensor_rank(all), 3);
+    expect_ok(sheaf_backward(all, NULL, NULL));
+    assert_non_null(sheaf_tensor_grad(table));
+    assert_int_equal(sheaf_tensor_form(sheaf_tensor_grad(table)),
+                     kind == SHEAF_GRAD_DENSE ? SHEAF_FORM_DENSE : SHEAF_FORM_SPARSE);
+    RESULT(dense, sheaf_to_dense(sheaf_tensor_grad(table), &dense));
+    expect_tensor(dense, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    if (!both) continue;
+    assert_non_null(sheaf_tensor_grad(weights));
+    assert_int_equal(sheaf_tensor_rank(sheaf_tensor_grad(weights)), 3);
+    assert_int_equal(sheaf_tensor_extent(sheaf_tensor_grad(weights), 0), 0);
+  }
+  sheaf_tensor *data = leaf(tensor_random(SHEAF_F64, SHAPE(3), 1), SHEAF_GRAD_DENSE), *copies;
+  RESULT(copies, sheaf_expand(data, 0, &copies)); /* no copies */
+  expect_ok(sheaf_backward(copies, NULL, NULL));
+  expect_tensor(sheaf_tensor_grad(data), 0, 0, 0);
+}
+
 /* ---- Gradients within vmap ---- */
 
 /* Frequencies are those of a slice: the gradient of a shared table is the sum over slices that were alone. */
@@ -272,6 +304,83 @@ static void test_bags_twice_within_vmap(void **state)
   }
 }
 
+/* The leaves of a weighted mean, and the gradients by them of <toward, gradient of leaf `of`>. */
+enum { OF_TABLE, OF_WEIGHTS, OF_GRAD, LEAVES };
+
+static void mean_twice(sheaf_tensor *indices, sheaf_tensor *const *leaves, uint32_t hidden, int of, int scaled,
+                       sheaf_tensor *toward)
+{
+  sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 4)), *ops[2], *out;
+  for (int i = 0; i < LEAVES; i++) leaf(leaves[i], SHEAF_GRAD_DENSE);
+  for (int i = 0; i < 2; i++) ops[i] = hidden >> i & 1 ? batched(leaves[i], 0, 1) : leaves[i];
+  sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+  options.scale_grad_by_freq = scaled != 0;
+  options.per_sample_weights = ops[OF_WEIGHTS];
+  int all = sheaf_tensor_rank(indices) > 1;
+  RESULT(out, sheaf_embedding_bag(all ? batched(indices, 0, 1) : indices, ops[OF_TABLE], offsets, &options, &out));
+  sheaf_backward_options twice = SHEAF_BACKWARD_OPTIONS_INIT;
+  twice.create_graph = 1;
+  expect_ok(sheaf_backward(all ? shown(out, 1) : out, leaves[OF_GRAD], &twice));
+  sheaf_tensor *first = tensor_keep(sheaf_tensor_retain(sheaf_tensor_grad(leaves[of])));
+  for (int i = 0; i < LEAVES; i++) sheaf_tensor_clear_grad(leaves[i]);
+  expect_ok(sheaf_backward(first, toward, NULL));
+}
+
+static double grad_number(const sheaf_tensor *of, int64_t i)
+{
+  const sheaf_tensor *grad = sheaf_tensor_grad(of);
+  return grad ? tensor_number(grad, i) : 0;
+}
+
+/* [1, ...] of the same numbers. */
+static sheaf_tensor *as_slices(const sheaf_tensor *t)
+{
+  int64_t shape[8] = {1};
+  for (int i = 0; i < sheaf_tensor_rank(t); i++) shape[i + 1] = sheaf_tensor_extent(t, i);
+  sheaf_tensor *one = tensor_of(sheaf_tensor_dtype(t), sheaf_tensor_rank(t) + 1, shape, NULL);
+  for (int64_t i = 0; i < tensor_count(t); i++) tensor_set(one, i, tensor_number(t, i));
+  return one;
+}
+
+/* Each slice has what it has alone, and what slices share gets their sum. */
+static void test_means_twice_within_vmap(void **state)
+{
+  (void)state;
+  for (int which = 0; which < 16; which++) {
+    int of = which & 1, scaled = which >> 3;
+    uint32_t hidden = (uint32_t)which >> 1 & 3; /* a table of each slice, weights of each slice */
+    sheaf_tensor *indices = tensor_random_ints(SHEAF_I64, 5, SHAPE(2, 6), 2), *alone[2][LEAVES];
+    sheaf_tensor *all[] = {tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 1), tensor_random(SHEAF_F64, SHAPE(2, 6), 5),
+                           tensor_random(SHEAF_F64, SHAPE(2, 2, 3), 3)};
+    sheaf_tensor *toward =
+        of == OF_TABLE ? tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 4) : tensor_random(SHEAF_F64, SHAPE(2, 6), 4);
+    for (int i = 0; i < 12; i++) tensor_set(all[OF_WEIGHTS], i, 2 + tensor_number(all[OF_WEIGHTS], i));
+    for (int i = 0; i < 2; i++)
+      if (!(hidden >> i & 1)) all[i] = slice_of(all[i], 0);
+    if (!(hidden >> of & 1)) toward = slice_of(toward, 0);
+    mean_twice(indices, all, hidden, of, scaled, toward);
+    for (int p = 0; p < 2; p++) {
+      for (int i = 0; i < LEAVES; i++) {
+        int own = i == OF_GRAD || (hidden >> i & 1);
+        alone[p][i] = slice_of(own ? all[i] : as_slices(all[i]), own ? p : 0);
+      }
+      mean_twice(slice_of(indices, p), alone[p], 0, of, scaled, hidden >> of & 1 ? slice_of(toward, p) : toward);
+    }
+    for (int i = 0; i < LEAVES; i++) {
+      int own = i == OF_GRAD || (hidden >> i & 1);
+      int64_t each = tensor_count(alone[0][i]);
+      for (int64_t k = 0; k < tensor_count(all[i]); k++) {
+        double should =
+            own ? grad_number(alone[k / each][i], k % each) : grad_number(alone[0][i], k) + grad_number(alone[1][i], k);
+        if (!(fabs(grad_number(all[i], k) - should) <= 1e-12))
+          fail_msg("case %d, leaf %d: %d is %.15g, the slices give %.15g", which, i, (int)k, grad_number(all[i], k),
+                   should);
+      }
+    }
+    for (int i = 0; i < LEAVES; i++) sheaf_tensor_clear_grad(all[i]);
+  }
+}
+
 static void test_segments_twice_within_vmap(void **state)
 {
   (void)state;
@@ -292,6 +401,36 @@ static void test_segments_twice_within_vmap(void **state)
           }
         assert_true(fabs(tensor_number(sheaf_tensor_grad(grad), (p * 3 + s) * 2 + d) - sum / count) < 1e-14);
       }
+}
+
+/* ---- Second gradients within autocast ---- */
+
+/* The forward decides the types: where backward runs makes no difference. */
+static void test_second_gradients_within_autocast(void **state)
+{
+  (void)state;
+  for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_SUM; mode++) {
+    sheaf_tensor *table[2], *weights[2], *indices = tensor_random_ints(SHEAF_I64, 5, SHAPE(2, 3), 2), *out;
+    for (int within = 0; within < 2; within++) {
+      table[within] = leaf(tensor_random(SHEAF_F32, SHAPE(5, 3), 1), SHEAF_GRAD_DENSE);
+      weights[within] = tensor_random(SHEAF_F32, SHAPE(2, 3), 3);
+      for (int i = 0; i < 6; i++) tensor_set(weights[within], i, 2 + tensor_number(weights[within], i));
+      leaf(weights[within], SHEAF_GRAD_DENSE);
+      sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+      options.mode = (sheaf_bag_mode)mode;
+      options.per_sample_weights = weights[within];
+      expect_ok(sheaf_autocast_begin(SHEAF_F16));
+      RESULT(out, sheaf_embedding_bag(indices, table[within], NULL, &options, &out));
+      if (!within) expect_ok(sheaf_autocast_end());
+      sheaf_tensor *grad = tensor_random(SHEAF_F16, SHAPE(2, 3), 4);
+      differentiate_twice(out, grad, weights[within], tensor_random(SHEAF_F32, SHAPE(2, 3), 5));
+      if (within) expect_ok(sheaf_autocast_end());
+    }
+    assert_true(sheaf_tensor_grad(table[0]) != NULL);
+    expect_same_tensor(sheaf_tensor_grad(table[0]), sheaf_tensor_grad(table[1]));
+    if (mode == SHEAF_MODE_MEAN) expect_same_tensor(sheaf_tensor_grad(weights[0]), sheaf_tensor_grad(weights[1]));
+    for (int i = 0; i < 2; i++) sheaf_tensor_clear_grad(table[i]); /* which hold graphs, too */
+  }
 }
 
 /* ---- Sums without data ---- */
@@ -317,17 +456,13 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_teardown(name, tensors_teardown)
   const struct CMUnitTest tests[] = {
-      TEST(test_row_sparse_tables_within_vmap),
-      TEST(test_nested_indices_within_vmap),
-      TEST(test_nested_rows_are_quantised),
-      TEST(test_shapes_change_within_vmap),
-      TEST(test_reshape_of_a_slice_copies),
-      TEST(test_vmap_over_nothing),
-      TEST(test_frequency_scaling_of_a_shared_table),
-      TEST(test_lookups_twice_within_vmap),
-      TEST(test_bags_twice_within_vmap),
-      TEST(test_segments_twice_within_vmap),
-      TEST(test_sparse_sums_without_data),
+      TEST(test_row_sparse_tables_within_vmap),    TEST(test_nested_indices_within_vmap),
+      TEST(test_nested_rows_are_quantised),        TEST(test_shapes_change_within_vmap),
+      TEST(test_reshape_of_a_slice_copies),        TEST(test_vmap_over_nothing),
+      TEST(test_gradients_over_nothing),           TEST(test_frequency_scaling_of_a_shared_table),
+      TEST(test_lookups_twice_within_vmap),        TEST(test_bags_twice_within_vmap),
+      TEST(test_means_twice_within_vmap),          TEST(test_segments_twice_within_vmap),
+      TEST(test_second_gradients_within_autocast), TEST(test_sparse_sums_without_data),
   };
   return cmocka_run_group_tests_name("combinations", tests, NULL, NULL);
 }

@@ -223,7 +223,7 @@ static void check_slopes(const mixture *m, sheaf_tensor *leaf)
     tensor_set(leaf, i, x - step);
     double slope = (up - objective(m)) / (2 * step);
     tensor_set(leaf, i, x);
-    if (fabs(slope - tensor_number(grad, i)) > 1e-7 * (1 + fabs(slope)))
+    if (!(fabs(slope - tensor_number(grad, i)) <= 1e-7 * (1 + fabs(slope))))
       fail_msg("mix %d mode %d: gradient %d is %g, the slope %g", m->mix, m->mode, (int)i, tensor_number(grad, i),
                slope);
   }

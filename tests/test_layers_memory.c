@@ -126,6 +126,40 @@ static sheaf_status twice(const world *w)
   return status;
 }
 
+/* Of a weighted mean, whose second gradients are made of many pieces; and over no slices. */
+static sheaf_status means_twice(const world *w)
+{
+  sheaf_tensor *out = NULL, *g = NULL, *none = NULL, *hidden = NULL, *empty = NULL, *shown = NULL;
+  sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+  options.per_sample_weights = w->weights;
+  options.include_last_offset = options.scale_grad_by_freq = 1;
+  sheaf_status status = sheaf_tensor_require_grad(w->table, SHEAF_GRAD_DENSE);
+  STEP(sheaf_tensor_require_grad(w->weights, SHEAF_GRAD_DENSE));
+  STEP(sheaf_tensor_new(SHEAF_F32, 2, (int64_t[]){2, 3}, &g));
+  STEP(sheaf_tensor_require_grad(g, SHEAF_GRAD_DENSE));
+  STEP(sheaf_embedding_bag(w->indices, w->table, w->offsets, &options, &out));
+  sheaf_backward_options create = SHEAF_BACKWARD_OPTIONS_INIT;
+  create.create_graph = 1;
+  STEP(sheaf_backward(out, g, &create));
+  sheaf_tensor *first[] = {sheaf_tensor_retain(sheaf_tensor_grad(w->table)),
+                           sheaf_tensor_retain(sheaf_tensor_grad(w->weights))};
+  sheaf_backward_options again = SHEAF_BACKWARD_OPTIONS_INIT;
+  again.retain_graph = 1;
+  for (int i = 0; i < 2; i++) STEP(sheaf_backward(first[i], NULL, &again));
+  STEP(sheaf_tensor_new(SHEAF_I64, 2, (int64_t[]){0, 5}, &none));
+  STEP(sheaf_batch(none, 0, 1, &hidden));
+  STEP(sheaf_embedding(hidden, w->table, NULL, &empty));
+  STEP(sheaf_unbatch(empty, 0, 1, &shown));
+  STEP(sheaf_backward(shown, NULL, NULL));
+  sheaf_tensor *all[] = {out, none, hidden, empty, shown, first[0], first[1]};
+  for (int i = 0; i < 7; i++) sheaf_tensor_release(all[i]);
+  sheaf_tensor_require_grad(w->table, SHEAF_GRAD_NONE);
+  sheaf_tensor_require_grad(w->weights, SHEAF_GRAD_NONE);
+  if (g) sheaf_tensor_clear_grad(g);
+  sheaf_tensor_release(g);
+  return status;
+}
+
 static sheaf_status forms(const world *w)
 {
   sheaf_tensor *t[10] = {NULL};
@@ -212,6 +246,7 @@ static void test_failing_allocations(void **state)
   (void)state;
   fail_in_turn(train, "train");
   fail_in_turn(twice, "twice");
+  fail_in_turn(means_twice, "means twice");
   fail_in_turn(forms, "forms");
   fail_in_turn(recorded, "recorded");
 }

@@ -136,17 +136,15 @@ sheaf_status shf_grad_bag(SHF_GRADIENT_ARGUMENTS)
   return status;
 }
 
-/* Gradients of a sum's (unweighted: also a mean's) backward. With G the gradient of the table's gradient and h that of
- * the weights' gradient:
- *   of grad_out: the bags of G, plus the bags of the table weighted by h
- *   of weights:  what the weights' gradient would be with G for the table
- *   of table:    what the table's gradient would be with h for the weights */
-static sheaf_status bag_of(const sheaf_call *forward, sheaf_tensor *table, sheaf_tensor *weights, uint32_t batched,
-                           sheaf_tensor **out)
+/* ---- Gradients of gradients ---- */
+
+static sheaf_status bag_of(const sheaf_call *forward, int64_t mode, sheaf_tensor *table, sheaf_tensor *weights,
+                           uint32_t batched, sheaf_tensor **out)
 {
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   memcpy(attrs, forward->attrs, sizeof attrs);
-  attrs[SHEAF_EMBEDDING_ROWS].i = attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
+  attrs[SHEAF_EMBEDDING_ROWS].i = attrs[SHEAF_EMBEDDING_SPARSE].i = attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i = 0;
+  attrs[SHEAF_EMBEDDING_MODE].i = mode;
   sheaf_tensor *inputs[] = {table, forward->inputs[B_INDICES], forward->inputs[B_OFFSETS], weights};
   sheaf_tensor *outputs[2] = {NULL, NULL};
   sheaf_call how = SHEAF_CALL_INIT;
@@ -157,30 +155,185 @@ static sheaf_status bag_of(const sheaf_call *forward, sheaf_tensor *table, sheaf
   return SHEAF_OK;
 }
 
-static sheaf_status bag_backward_of(const sheaf_call *forward, sheaf_tensor *weights, sheaf_tensor *table,
-                                    uint32_t batched, int output, sheaf_tensor **out)
+/* The gradient of the table (output 0) or of the weights (1), which for a mean needs the bags' means, `means`. */
+static sheaf_status bag_backward_of(const sheaf_call *forward, int64_t mode, sheaf_tensor *grad_out,
+                                    sheaf_tensor *weights, sheaf_tensor *table, sheaf_tensor *means, uint32_t batched,
+                                    int output, sheaf_tensor **out)
 {
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   memcpy(attrs, forward->attrs, sizeof attrs);
-  attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
-  sheaf_tensor *inputs[BAG_BACKWARD_INPUTS] = {forward->inputs[B_GRAD_OUT], forward->inputs[B_INDICES],
-                                               forward->inputs[B_OFFSETS], weights, table};
+  attrs[SHEAF_EMBEDDING_SPARSE].i = attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i = 0;
+  attrs[SHEAF_EMBEDDING_MODE].i = mode;
+  sheaf_tensor *inputs[BAG_BACKWARD_INPUTS] = {
+      grad_out, forward->inputs[B_INDICES], forward->inputs[B_OFFSETS], weights, table, means};
   sheaf_tensor *outputs[2] = {NULL, NULL};
   sheaf_call how = SHEAF_CALL_INIT;
   how.wanted = SHF_BIT(output);
   how.batch = forward->batch;
-  how.batched = batched | (forward->batched & (SHF_BIT(B_GRAD_OUT) | SHF_BIT(B_INDICES) | SHF_BIT(B_OFFSETS)));
+  how.batched =
+      batched | SHF_BIT(B_OUT) | (forward->batched & (SHF_BIT(B_GRAD_OUT) | SHF_BIT(B_INDICES) | SHF_BIT(B_OFFSETS)));
   SHF_TRY(shf_grad_call(SHEAF_OP_EMBEDDING_BAG_BACKWARD, inputs, BAG_BACKWARD_INPUTS, attrs, SHEAF_EMBEDDING_ATTRS,
                         &how, outputs, 2));
   *out = outputs[output];
   return SHEAF_OK;
 }
 
+/* What both kinds of bags are given: G and h are the gradients of the table's and of the weights' gradient. */
+typedef struct twice {
+  const sheaf_call *forward;
+  sheaf_tensor *grad_out, *weights, *table, *g, *h; /* borrowed; g and h may be NULL */
+  uint32_t own_weights, own_table;                  /* bits of WEIGHTS and TABLE, as embedding_bag has them */
+} twice;
+
+/* *sum += alpha * more. */
+static sheaf_status add_into(sheaf_tensor **sum, sheaf_tensor *more, double alpha)
+{
+  sheaf_tensor *both;
+  SHF_TRY(shf_send_add(*sum, more, alpha, NULL, &both));
+  sheaf_tensor_release(*sum);
+  *sum = both;
+  return SHEAF_OK;
+}
+
+/* Of a sum's (unweighted: also a mean's) backward:
+ *   of grad_out: the bags of G, plus the bags of the table weighted by h
+ *   of weights:  what the weights' gradient would be with G for the table
+ *   of table:    what the table's gradient would be with h for the weights */
+static sheaf_status sum_twice(const twice *t, uint32_t wanted, sheaf_tensor **grads)
+{
+  int64_t mode = t->forward->attrs[SHEAF_EMBEDDING_MODE].i;
+  sheaf_tensor *more = NULL;
+  if ((wanted >> B_GRAD_OUT & 1) && t->g)
+    SHF_TRY(bag_of(t->forward, mode, t->g, t->weights, SHF_BIT(TABLE) | t->own_weights, &grads[B_GRAD_OUT]));
+  if ((wanted >> B_GRAD_OUT & 1) && t->h) {
+    SHF_TRY(bag_of(t->forward, mode, t->table, t->h, t->own_table | SHF_BIT(WEIGHTS), &more));
+    if (grads[B_GRAD_OUT]) {
+      sheaf_status status = add_into(&grads[B_GRAD_OUT], more, 1);
+      sheaf_tensor_release(more);
+      SHF_TRY(status);
+    } else {
+      grads[B_GRAD_OUT] = more;
+    }
+  }
+  if ((wanted >> B_WEIGHTS & 1) && t->g)
+    SHF_TRY(bag_backward_of(t->forward, mode, t->grad_out, t->weights, t->g, NULL, t->own_weights | SHF_BIT(B_TABLE), 1,
+                            &grads[B_WEIGHTS]));
+  if ((wanted >> B_TABLE & 1) && t->h)
+    SHF_TRY(bag_backward_of(t->forward, mode, t->grad_out, t->h, NULL, NULL, SHF_BIT(WEIGHTS), 0, &grads[B_TABLE]));
+  return SHEAF_OK;
+}
+
+/* What the gradients of a weighted mean's backward are made of. With x a row of the table, c the sum of a bag's weights
+ * and o its mean, of the backward's table_grad = w grad_out / c and weights_grad = <grad_out, x - o> / c:
+ *   H            the sum of the bag's h, over c
+ *   of grad_out: q = the mean of G + the sum of h x, over c - H o
+ *   of weights:  <grad_out, G - q> / c - <H grad_out, x - o> / c
+ *   of table:    h grad_out / c - w H grad_out / c
+ * in which o depends on weights and table, too. */
+enum {
+  ONES,
+  WIDE_WEIGHTS,
+  WIDE_H,
+  SUM_C,
+  COUNT,
+  WIDE_BY_C,
+  BY_C,
+  SUM_H,
+  WIDE_BIG_H,
+  BIG_H,
+  HX,
+  HX_C,
+  O,
+  HO,
+  Q,
+  H_GRAD,
+  GRAD_C,
+  NO_G,
+  MORE,
+  PIECES
+};
+
+/* BY_C and BIG_H, per bag, in f64 first: sums over a table of ones. */
+static sheaf_status bag_numbers(const twice *t, sheaf_tensor **p)
+{
+  const sheaf_call *f = t->forward;
+  int64_t ones[] = {f->attrs[SHEAF_EMBEDDING_ROWS].i, 1};
+  sheaf_dtype dtype = t->grad_out->dtype;
+  SHF_TRY(shf_grad_ones(2, ones, t->grad_out, &p[ONES]));
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, t->weights, SHEAF_F64, NULL, &p[WIDE_WEIGHTS]));
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, t->h, SHEAF_F64, NULL, &p[WIDE_H]));
+  SHF_TRY(bag_of(f, SHEAF_MODE_SUM, p[ONES], p[WIDE_WEIGHTS], t->own_weights, &p[SUM_C]));
+  SHF_TRY(bag_of(f, SHEAF_MODE_SUM, p[ONES], NULL, 0, &p[COUNT]));
+  SHF_TRY(bag_of(f, SHEAF_MODE_SUM, p[ONES], p[WIDE_H], SHF_BIT(WEIGHTS), &p[SUM_H]));
+  SHF_TRY(shf_grad_inverse(p[SUM_C], p[COUNT], &p[WIDE_BY_C]));
+  SHF_TRY(shf_grad_scale_rows(p[SUM_H], p[WIDE_BY_C], &p[WIDE_BIG_H]));
+  SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, p[WIDE_BY_C], dtype, NULL, &p[BY_C]));
+  return shf_send_dtype(SHEAF_OP_CAST, p[WIDE_BIG_H], dtype, NULL, &p[BIG_H]);
+}
+
+/* Q, O and H_GRAD; without h there is only Q. */
+static sheaf_status mean_pieces(const twice *t, sheaf_tensor **p)
+{
+  const sheaf_call *f = t->forward;
+  if (t->g) SHF_TRY(bag_of(f, SHEAF_MODE_MEAN, t->g, t->weights, SHF_BIT(TABLE) | t->own_weights, &p[Q]));
+  if (!t->h) return SHEAF_OK;
+  SHF_TRY(bag_numbers(t, p));
+  SHF_TRY(bag_of(f, SHEAF_MODE_SUM, t->table, t->h, t->own_table | SHF_BIT(WEIGHTS), &p[HX]));
+  SHF_TRY(shf_grad_scale_rows(p[HX], p[BY_C], &p[HX_C]));
+  SHF_TRY(bag_of(f, SHEAF_MODE_MEAN, t->table, t->weights, t->own_table | t->own_weights, &p[O]));
+  SHF_TRY(shf_grad_scale_rows(p[O], p[BIG_H], &p[HO]));
+  SHF_TRY(add_into(&p[HX_C], p[HO], -1));
+  if (p[Q])
+    SHF_TRY(add_into(&p[Q], p[HX_C], 1));
+  else
+    p[Q] = sheaf_tensor_retain(p[HX_C]);
+  return shf_grad_scale_rows(t->grad_out, p[BIG_H], &p[H_GRAD]);
+}
+
+static sheaf_status mean_weights(const twice *t, sheaf_tensor **p, sheaf_tensor **grad)
+{
+  const sheaf_call *f = t->forward;
+  uint32_t own_g = t->g ? SHF_BIT(B_TABLE) : 0, own_table = t->own_table ? SHF_BIT(B_TABLE) : 0;
+  if (!t->g) {
+    int64_t shape[] = {f->attrs[SHEAF_EMBEDDING_ROWS].i, t->grad_out->extent[t->grad_out->rank - 1]};
+    SHF_TRY(shf_tensor_make(t->grad_out->dtype, 2, shape, t->grad_out, &p[NO_G]));
+    SHF_TRY(shf_tensor_clear(p[NO_G]));
+  }
+  SHF_TRY(bag_backward_of(f, SHEAF_MODE_MEAN, t->grad_out, t->weights, t->g ? t->g : p[NO_G], p[Q],
+                          own_g | t->own_weights, 1, grad));
+  if (!t->h) return SHEAF_OK;
+  SHF_TRY(bag_backward_of(f, SHEAF_MODE_MEAN, p[H_GRAD], t->weights, t->table, p[O], own_table | t->own_weights, 1,
+                          &p[MORE]));
+  SHF_TRY(add_into(grad, p[MORE], -1));
+  shf_drop(&p[MORE]);
+  return SHEAF_OK;
+}
+
+static sheaf_status mean_table(const twice *t, sheaf_tensor **p, sheaf_tensor **grad)
+{
+  const sheaf_call *f = t->forward;
+  SHF_TRY(shf_grad_scale_rows(t->grad_out, p[BY_C], &p[GRAD_C]));
+  SHF_TRY(bag_backward_of(f, SHEAF_MODE_SUM, p[GRAD_C], t->h, NULL, NULL, SHF_BIT(WEIGHTS), 0, grad));
+  SHF_TRY(bag_backward_of(f, SHEAF_MODE_MEAN, p[H_GRAD], t->weights, NULL, NULL, t->own_weights, 0, &p[MORE]));
+  return add_into(grad, p[MORE], -1);
+}
+
+static sheaf_status mean_twice(const twice *t, uint32_t wanted, sheaf_tensor **grads)
+{
+  sheaf_tensor *pieces[PIECES] = {NULL};
+  sheaf_status status = mean_pieces(t, pieces);
+  if (status == SHEAF_OK && (wanted >> B_WEIGHTS & 1)) status = mean_weights(t, pieces, &grads[B_WEIGHTS]);
+  if (status == SHEAF_OK && (wanted >> B_TABLE & 1) && t->h) status = mean_table(t, pieces, &grads[B_TABLE]);
+  if (status == SHEAF_OK && (wanted >> B_GRAD_OUT & 1)) grads[B_GRAD_OUT] = sheaf_tensor_retain(pieces[Q]);
+  for (int i = 0; i < PIECES; i++) sheaf_tensor_release(pieces[i]);
+  return status;
+}
+
 /* A gradient that each problem gave, for an input that they share. */
 static sheaf_status sum_if_shared(const sheaf_call *forward, int input, sheaf_tensor **grad)
 {
   sheaf_tensor *each = *grad;
-  if (!forward->batch || shf_grad_is_batched(forward, input)) return SHEAF_OK;
+  if (!each || !forward->batch || shf_grad_is_batched(forward, input)) return SHEAF_OK;
   *grad = NULL;
   return shf_grad_sum_problems(each, grad);
 }
@@ -190,35 +343,23 @@ sheaf_status shf_grad_bag_twice(SHF_GRADIENT_ARGUMENTS)
   (void)context;
   (void)likes;
   int64_t mode = forward->attrs[SHEAF_EMBEDDING_MODE].i;
-  sheaf_tensor *weights = shf_input(forward, B_WEIGHTS), *table = shf_input(forward, B_TABLE);
-  sheaf_tensor *g = output_grads[0], *h = output_grads[1], *more = NULL;
-  const uint32_t own_weights = forward->batched & SHF_BIT(WEIGHTS); /* the same place in both ops */
-  SHF_REQUIRE(mode == SHEAF_MODE_SUM || (mode == SHEAF_MODE_MEAN && !weights), UNSUPPORTED,
-              "a bag of mode %" PRId64 "%s has no gradient of its gradient; sums and means without weights have", mode,
-              weights ? " with weights" : "");
-  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i, UNSUPPORTED,
-              "bags with scale_grad_by_freq have no gradient of their gradient");
-  if ((wanted >> B_GRAD_OUT & 1) && g)
-    SHF_TRY(bag_of(forward, g, weights, SHF_BIT(TABLE) | own_weights, &input_grads[B_GRAD_OUT]));
-  if ((wanted >> B_GRAD_OUT & 1) && h) {
-    uint32_t own_table = shf_grad_is_batched(forward, B_TABLE) ? SHF_BIT(TABLE) : 0;
-    SHF_TRY(bag_of(forward, table, h, own_table | SHF_BIT(WEIGHTS), &more));
-    sheaf_tensor *sum = NULL, *first = input_grads[B_GRAD_OUT];
-    sheaf_status status = first ? shf_send_add(first, more, 1, NULL, &sum) : SHEAF_OK;
-    input_grads[B_GRAD_OUT] = first ? sum : more;
-    if (first) {
-      sheaf_tensor_release(first);
-      sheaf_tensor_release(more);
-    }
-    SHF_TRY(status);
-  }
-  if ((wanted >> B_WEIGHTS & 1) && g) {
-    SHF_TRY(bag_backward_of(forward, weights, g, own_weights | SHF_BIT(B_TABLE), 1, &input_grads[B_WEIGHTS]));
-    SHF_TRY(sum_if_shared(forward, B_WEIGHTS, &input_grads[B_WEIGHTS]));
-  }
-  if ((wanted >> B_TABLE & 1) && h) {
-    SHF_TRY(bag_backward_of(forward, h, NULL, SHF_BIT(WEIGHTS), 0, &input_grads[B_TABLE]));
-    SHF_TRY(sum_if_shared(forward, B_TABLE, &input_grads[B_TABLE]));
-  }
-  return SHEAF_OK;
+  twice t = {.forward = forward, .grad_out = forward->inputs[B_GRAD_OUT], .h = output_grads[1]};
+  t.weights = shf_input(forward, B_WEIGHTS);
+  t.table = shf_input(forward, B_TABLE);
+  t.own_weights = forward->batched & SHF_BIT(WEIGHTS); /* the same place in both ops */
+  t.own_table = shf_grad_is_batched(forward, B_TABLE) ? SHF_BIT(TABLE) : 0;
+  int weighted_mean = mode == SHEAF_MODE_MEAN && t.weights;
+  SHF_REQUIRE(mode == SHEAF_MODE_SUM || mode == SHEAF_MODE_MEAN, UNSUPPORTED,
+              "a bag of mode %" PRId64 " has no gradient of its gradient; means (0) and sums (1) have", mode);
+  SHF_REQUIRE(!weighted_mean || sheaf_keyset_contains(sheaf_excluded_keys(), SHEAF_KEY_AUTOGRAD), UNSUPPORTED,
+              "a bag of mode %" PRId64
+              " with weights has second gradients, but no third; leave create_graph out of the "
+              "second backward",
+              mode);
+  SHF_TRY(shf_grad_by_frequency(forward, output_grads[0], &t.g));
+  sheaf_status status = (weighted_mean ? mean_twice : sum_twice)(&t, wanted, input_grads);
+  sheaf_tensor_release(t.g);
+  SHF_TRY(status);
+  SHF_TRY(sum_if_shared(forward, B_WEIGHTS, &input_grads[B_WEIGHTS]));
+  return sum_if_shared(forward, B_TABLE, &input_grads[B_TABLE]);
 }

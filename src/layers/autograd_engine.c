@@ -309,7 +309,9 @@ sheaf_status sheaf_backward(sheaf_tensor *output, sheaf_tensor *grad, const shea
   else
     SHF_TRY(ones_like(output, &w.root_grad));
   sheaf_guard guard;
-  if (!w.create_graph) sheaf_no_grad_begin(&guard);
+  sheaf_keyset without = sheaf_keyset_of(SHEAF_KEY_AUTOCAST); /* types are those of the forward, wherever this runs */
+  if (!w.create_graph) without = sheaf_keyset_insert(without, SHEAF_KEY_AUTOGRAD);
+  sheaf_guard_begin(sheaf_keyset_empty(), without, &guard);
   sheaf_status status;
   if (output->history) {
     w.root = (shf_node *)(void *)output->history;
@@ -317,7 +319,7 @@ sheaf_status sheaf_backward(sheaf_tensor *output, sheaf_tensor *grad, const shea
   } else {
     status = give_to_leaf(output, sheaf_tensor_retain(w.root_grad));
   }
-  if (!w.create_graph) sheaf_no_grad_end(&guard);
+  sheaf_guard_end(&guard);
   for (int64_t i = 0; i < w.count; i++) drop_grads(&w.list[i]);
   shf_core_free(w.list, (size_t)w.room * sizeof *w.list);
   shf_core_free(w.table, (size_t)w.slots * sizeof *w.table);

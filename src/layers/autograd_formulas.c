@@ -32,7 +32,8 @@ sheaf_status shf_grad_call(sheaf_op op, sheaf_tensor *const *inputs, int input_c
 /* The gradient of an input that all problems of a batch share: the sum over the leading dimension. Takes `each`. */
 sheaf_status shf_grad_sum_problems(sheaf_tensor *each, sheaf_tensor **sum)
 {
-  int64_t flat[] = {each->extent[0], shf_tensor_elements(each) / (each->extent[0] ? each->extent[0] : 1)};
+  int64_t flat[] = {each->extent[0], 1};
+  for (int i = 1; i < each->rank; i++) flat[1] *= each->extent[i]; /* also of no problems, whose sum is zero */
   sheaf_tensor *rows = NULL, *ids = NULL, *outputs[2] = {NULL, NULL};
   sheaf_status status = shf_send_reshape(each, 2, flat, NULL, &rows);
   if (status == SHEAF_OK) status = shf_tensor_make(SHEAF_I64, 1, flat, each, &ids);
@@ -153,18 +154,21 @@ static sheaf_status embedding_double_backward(SHF_GRADIENT_ARGUMENTS)
   (void)context;
   (void)likes;
   (void)wanted;
-  SHF_REQUIRE(!forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i, UNSUPPORTED,
-              "a lookup with scale_grad_by_freq has no gradient of its gradient");
+  sheaf_tensor *table;
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
   memcpy(attrs, forward->attrs, sizeof attrs);
   attrs[SHEAF_EMBEDDING_PADDING].i = SHEAF_PADDING_ZERO;
   attrs[SHEAF_EMBEDDING_SPARSE].i = 0;
   attrs[SHEAF_EMBEDDING_ROWS].i = 0;
-  sheaf_tensor *inputs[] = {output_grads[0], forward->inputs[INDICES]};
+  SHF_TRY(shf_grad_by_frequency(forward, output_grads[0], &table));
+  sheaf_tensor *inputs[] = {table, forward->inputs[INDICES]};
   sheaf_call how = SHEAF_CALL_INIT;
   how.batch = forward->batch;
   how.batched = SHF_BIT(0) | (forward->batched & SHF_BIT(INDICES));
-  return shf_grad_call(SHEAF_OP_EMBEDDING, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how, &input_grads[0], 1);
+  sheaf_status status =
+      shf_grad_call(SHEAF_OP_EMBEDDING, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how, &input_grads[0], 1);
+  sheaf_tensor_release(table);
+  return status;
 }
 
 /* ---- Segments ---- */

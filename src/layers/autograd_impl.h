@@ -70,6 +70,17 @@ typedef enum shf_sharing { SHF_SHARES_NOTHING, SHF_SHARES_ENTRIES, SHF_SHARES_SU
 sheaf_status shf_grad_sharing(const sheaf_call *forward, const sheaf_attr *attrs, shf_sharing *sharing);
 sheaf_status shf_grad_sum_shared(shf_sharing sharing, sheaf_tensor **grad);
 
+/* Rows [..., D], each multiplied by its number in [..., 1] (autograd_scale.c). */
+sheaf_status shf_grad_scale_rows(sheaf_tensor *rows, sheaf_tensor *by, sheaf_tensor **out);
+
+/* F64 ones where `like` is, and 1 / x of F64 numbers: 0 where nothing was counted. */
+sheaf_status shf_grad_ones(int rank, const int64_t *shape, const sheaf_tensor *like, sheaf_tensor **out);
+sheaf_status shf_grad_inverse(sheaf_tensor *of, sheaf_tensor *counts, sheaf_tensor **out);
+
+/* Rows of the table's shape over how often `forward`, a backward of lookup or bags, counts each; the rows themselves
+ * when it does not scale by frequency. */
+sheaf_status shf_grad_by_frequency(const sheaf_call *forward, sheaf_tensor *rows, sheaf_tensor **out);
+
 /* The attributes of a backward op, from those of lookup or bag. */
 void shf_grad_attrs(const sheaf_call *forward, const sheaf_tensor *table, sheaf_attr *attrs);
 

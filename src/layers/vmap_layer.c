@@ -201,6 +201,50 @@ static sheaf_status shape_of(sheaf_tensor *t, sheaf_tensor **out)
   return status;
 }
 
+/* A lookup of none of the rows. */
+static sheaf_status look_up_nothing(sheaf_tensor *rows, const sheaf_frame *frame, sheaf_tensor **out)
+{
+  sheaf_tensor *inputs[2] = {rows, NULL};
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1};
+  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, (int64_t[]){0}, rows, &inputs[1]));
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = SHEAF_OP_EMBEDDING;
+  call.inputs = inputs;
+  call.input_count = 2;
+  call.outputs = out;
+  call.output_count = 1;
+  call.attrs = attrs;
+  call.attr_count = SHEAF_EMBEDDING_ATTRS;
+  sheaf_status status = shf_redispatch(&call, frame);
+  sheaf_tensor_release(inputs[1]);
+  return status;
+}
+
+/* A result without elements depends on its inputs all the same: nothing is looked up in those that require a gradient,
+ * and added to it, so that backward gives them zeros of the kind that they want. */
+static sheaf_status join_graphs(const sheaf_call *call, const sheaf_frame *frame, sheaf_tensor **result)
+{
+  for (int i = 0; i < call->input_count; i++) {
+    sheaf_tensor *t = is_batched(call->inputs[i]) ? call->inputs[i]->part[0] : call->inputs[i];
+    sheaf_tensor *made[4] = {NULL}, *joined = NULL;
+    if (!sheaf_tensor_requires_grad(t) || (t->form != SHEAF_FORM_DENSE && t->form != SHEAF_FORM_META)) continue;
+    sheaf_status status = SHEAF_OK;
+    if (t->rank == 2)
+      made[0] = sheaf_tensor_retain(t);
+    else
+      status = shf_send_reshape(t, 2, (int64_t[]){shf_tensor_elements(t), 1}, frame, &made[0]);
+    if (status == SHEAF_OK) status = look_up_nothing(made[0], frame, &made[1]);
+    if (status == SHEAF_OK) status = shf_send_reshape(made[1], (*result)->rank, (*result)->extent, frame, &made[2]);
+    if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, made[2], (*result)->dtype, frame, &made[3]);
+    if (status == SHEAF_OK) status = shf_send_add(*result, made[3], 1, frame, &joined);
+    for (int m = 0; m < 4; m++) sheaf_tensor_release(made[m]);
+    SHF_TRY(status);
+    sheaf_tensor_release(*result);
+    *result = joined;
+  }
+  return SHEAF_OK;
+}
+
 /* No problems at all, which a plan cannot run: the results of one tell the shapes. */
 static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *frame, const levels *all)
 {
@@ -225,6 +269,7 @@ static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *fram
                              (int)shape->form);
     if (status == SHEAF_OK)
       status = shf_tensor_make(shape->dtype, all->count + shape->rank, extent, call->inputs[0], &results[i]);
+    if (status == SHEAF_OK && shf_dtype_is_float(shape->dtype)) status = join_graphs(call, frame, &results[i]);
     sheaf_tensor_release(shape);
   }
   if (status == SHEAF_OK) return hand_out(call, results, all, 0, frame);

@@ -286,6 +286,30 @@ static void gradients_of_gradients(void)
   show(sheaf_tensor_grad(grad));
 }
 
+/* ... of weighted means, scaled by frequency: what is divided by is made on the host. */
+static void gradients_of_weighted_gradients(void)
+{
+  sheaf_tensor *leaves[] = {leaf(FLOATS(SHEAF_F64, 25, 6, 3), SHEAF_GRAD_DENSE),
+                            leaf(FLOATS(SHEAF_F64, 26, 9), SHEAF_GRAD_DENSE),
+                            leaf(FLOATS(SHEAF_F64, 27, 3, 3), SHEAF_GRAD_DENSE)};
+  sheaf_tensor *indices = INTS(SHEAF_I64, 6, 28, 9), *offsets = LIST(SHEAF_I64, 3, 0, 4, 4), *first[2], *out;
+  sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+  options.per_sample_weights = leaves[1];
+  options.scale_grad_by_freq = 1;
+  sheaf_backward_options twice = SHEAF_BACKWARD_OPTIONS_INIT, again = SHEAF_BACKWARD_OPTIONS_INIT;
+  twice.create_graph = again.retain_graph = 1;
+  RESULT(out, sheaf_embedding_bag(indices, leaves[0], offsets, &options, &out));
+  expect_ok(sheaf_backward(out, leaves[2], &twice));
+  for (int i = 0; i < 2; i++) {
+    first[i] = tensor_keep(sheaf_tensor_retain(sheaf_tensor_grad(leaves[i])));
+    sheaf_tensor_clear_grad(leaves[i]);
+  }
+  expect_ok(sheaf_backward(first[0], FLOATS(SHEAF_F64, 29, 6, 3), &again));
+  expect_ok(sheaf_backward(first[1], FLOATS(SHEAF_F64, 30, 9), &again));
+  for (int i = 0; i < 3; i++) show(sheaf_tensor_grad(leaves[i]));
+  for (int i = 0; i < 3; i++) sheaf_tensor_clear_grad(leaves[i]);
+}
+
 /* ---- Forms ---- */
 
 static void sparse_tensors(void)
@@ -461,6 +485,7 @@ SCENE(gaps)
 SCENE(gradients)
 SCENE(segment_gradients)
 SCENE(gradients_of_gradients)
+SCENE(gradients_of_weighted_gradients)
 SCENE(sparse_tensors)
 SCENE(quantised_tables)
 SCENE(nested_tensors)
@@ -706,6 +731,7 @@ int main(void)
       TEST(test_gradients),
       TEST(test_segment_gradients),
       TEST(test_gradients_of_gradients),
+      TEST(test_gradients_of_weighted_gradients),
       TEST(test_sparse_tensors),
       TEST(test_quantised_tables),
       TEST(test_nested_tensors),
