@@ -109,7 +109,9 @@ static double time_call(call *c, const sheaf_placement *out)
   c->how.out = out;
   c->out = NULL;
   double start = now_us();
-  if (sheaf_shard_embedding_run(&c->desc, &c->how, &c->args) != SHEAF_OK) return -1;
+  sheaf_status status = sheaf_shard_embedding_run(&c->desc, &c->how, &c->args);
+  c->how.out = NULL; /* it was the caller's */
+  if (status != SHEAF_OK) return -1;
   double time = now_us() - start;
   sheaf_dtensor_free(c->out);
   return time;
