@@ -10,6 +10,7 @@
 #include <sheaf/sheaf.h>
 
 #include "cli_impl.h"
+#include "json_out.h"
 #include "shard_cli.h"
 
 static const char command[] = "bench shard";
@@ -19,7 +20,8 @@ typedef struct bench {
   sheaf_comm *comm, *alone;
   sheaf_mesh *mesh, *one; /* of all ranks; of this one */
   int64_t ranks, rows, dim, indices, runs;
-  int threads;
+  int threads, json;
+  json_t *results; /* of --json, on rank 0; else NULL */
 } bench;
 
 /* One line: inputs lie as the strategy wants them; `local` is the same call with its output left as it comes. */
@@ -107,7 +109,9 @@ static double time_call(call *c, const sheaf_placement *out)
   c->how.out = out;
   c->out = NULL;
   double start = now_us();
-  if (sheaf_shard_embedding_run(&c->desc, &c->how, &c->args) != SHEAF_OK) return -1;
+  sheaf_status status = sheaf_shard_embedding_run(&c->desc, &c->how, &c->args);
+  c->how.out = NULL; /* it was the caller's */
+  if (status != SHEAF_OK) return -1;
   double time = now_us() - start;
   sheaf_dtensor_free(c->out);
   return time;
@@ -227,6 +231,26 @@ static int measure(const bench *b, const line *l, call *whole, call *alone, figu
   return 1;
 }
 
+/* A line's figures on rank 0: printed, or kept for --json; 0 without memory. */
+static int report(const bench *b, const line *l, const figures *f)
+{
+  double ratio = f->collective > 0 ? (f->time - f->local) / f->collective : 0;
+  if (b->json) {
+    json_t *item = json_pack("{s:s, s:f, s:I, s:f}", "case", l->name, "time_us", f->time, "bytes_sent",
+                             (json_int_t)f->bytes, "local_us", f->local);
+    if (f->collective > 0) {
+      json_object_set_new(item, "engine_us", json_real(f->collective));
+      json_object_set_new(item, "ratio", json_real(ratio));
+    }
+    return json_array_append_new(b->results, item) == 0;
+  }
+  printf("%-28s %10.1f %12lld %10.1f", l->name, f->time, (long long)f->bytes, f->local);
+  if (f->collective > 0) printf(" %11.1f %7.2f", f->collective, ratio);
+  putchar('\n');
+  fflush(stdout);
+  return 1;
+}
+
 static int run_line(const bench *b, const line *l)
 {
   call whole, alone = {.out = NULL};
@@ -236,11 +260,9 @@ static int run_line(const bench *b, const line *l)
   if (ready) well = measure(b, l, &whole, &alone, &f);
   if (!well)
     cli_complain(command, "%s: %s", l->name, ready ? sheaf_last_error() : "there is no such strategy on this mesh");
-  if (well && sheaf_comm_rank(b->comm) == 0) {
-    printf("%-28s %10.1f %12lld %10.1f", l->name, f.time, (long long)f.bytes, f.local);
-    if (f.collective > 0) printf(" %11.1f %7.2f", f.collective, (f.time - f.local) / f.collective);
-    putchar('\n');
-    fflush(stdout);
+  if (well && sheaf_comm_rank(b->comm) == 0 && !report(b, l, &f)) {
+    cli_complain(command, "out of memory");
+    well = 0;
   }
   finish(&whole);
   finish(&alone);
@@ -259,13 +281,20 @@ static int run_lines(bench *b)
     cli_complain(command, "%s", sheaf_last_error());
     return CLI_FAILED;
   }
-  int code = CLI_OK;
-  if (sheaf_comm_rank(b->comm) == 0) {
+  int code = CLI_OK, first = sheaf_comm_rank(b->comm) == 0;
+  b->results = b->json && first ? json_array() : NULL;
+  if (first && !b->json) {
     printf("%lld ranks of %d threads, table %lld x %lld f32, %lld indices\n", (long long)b->ranks, sheaf_threads(),
            (long long)b->rows, (long long)b->dim, (long long)b->indices);
     printf("%-28s %10s %12s %10s %11s %7s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio");
   }
   for (size_t i = 0; i < sizeof lines / sizeof *lines && code == CLI_OK; i++) code = run_line(b, &lines[i]);
+  if (b->results && code == CLI_OK)
+    code = cli_print_json(command,
+                          json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:O}", "ranks", (json_int_t)b->ranks, "threads",
+                                    sheaf_threads(), "rows", (json_int_t)b->rows, "dim", (json_int_t)b->dim, "indices",
+                                    (json_int_t)b->indices, "runs", (json_int_t)b->runs, "results", b->results));
+  json_decref(b->results);
   sheaf_mesh_free(b->one);
   sheaf_comm_close(b->alone);
   sheaf_mesh_free(b->mesh);
@@ -278,7 +307,8 @@ int bench_shard(int argc, char **argv)
   const char *engine = "mpi", *rows = "131072", *dim = "64", *indices = "131072", *runs = "11";
   const cli_option options[] = {{"--engine", CLI_TEXT, &engine}, {"--rows", CLI_TEXT, &rows},
                                 {"--dim", CLI_TEXT, &dim},       {"--indices", CLI_TEXT, &indices},
-                                {"--runs", CLI_TEXT, &runs},     {"--threads", CLI_THREADS, &b.threads}};
+                                {"--runs", CLI_TEXT, &runs},     {"--threads", CLI_THREADS, &b.threads},
+                                {"--json", CLI_FLAG, &b.json}};
   const cli_syntax syntax = {command, options, sizeof options / sizeof *options, NULL, 0};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

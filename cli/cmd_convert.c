@@ -65,9 +65,10 @@ static int convert_all(conversion *c, result_sink *sink)
   int64_t fitting = out_bytes ? window_bytes() / 4 / out_bytes : window;
   if (fitting < window) window = fitting > 0 ? fitting : 1;
   if (window > c->table.rows) window = c->table.rows > 0 ? c->table.rows : 1;
-  char *out = aligned_alloc(64, (size_t)(window * out_bytes + 64) / 64 * 64);
+  long long bytes = window * out_bytes;
+  char *out = aligned_alloc(64, (size_t)(bytes + 64) / 64 * 64);
   if (!out) {
-    cli_complain(c->command, "%lld bytes of memory cannot be had", (long long)(window * out_bytes));
+    cli_complain(c->command, "%lld bytes of memory cannot be had", bytes);
     return CLI_FAILED;
   }
   cli_progress progress;

@@ -16,7 +16,7 @@ static void print_machine(const demo_data *data, const double bandwidth[DEMO_CEI
   printf("Table: %lld rows of %d f32, %.0f MB; everything together %.2f GB\n", (long long)data->rows, DEMO_DIM,
          (double)data->rows * DEMO_DIM * sizeof(float) / 1e6, (double)data->block_bytes / 1e9);
   printf("This machine: sequential read %.1f GB/s, copy %.1f GB/s, random gather of %d-byte rows %.1f GB/s\n",
-         bandwidth[DEMO_READ] / 1e9, bandwidth[DEMO_COPY] / 1e9, DEMO_DIM * (int)sizeof(float),
+         bandwidth[DEMO_READ] / 1e9, bandwidth[DEMO_COPY] / 1e9, (int)(DEMO_DIM * sizeof(float)),
          bandwidth[DEMO_GATHER] / 1e9);
 #ifndef _OPENMP
   if (data->threads > 1) puts("(measured with one thread: this command was built without OpenMP)");

@@ -222,7 +222,7 @@ static bool run_block(embed *e, embed_block *block, int64_t first, int64_t last)
   if (e->bags_given)
     operands[operand_count++] = (run_operand){&args.offsets, block->starts, SHEAF_I64, bags + 1, -1, false};
   if (e->weights_path) {
-    char *weights = (char *)(uintptr_t)e->weights.data + begin * sheaf_dtype_row_bytes(e->weights.dtype, 1);
+    char *weights = (char *)e->weights.data + begin * sheaf_dtype_row_bytes(e->weights.dtype, 1);
     operands[operand_count++] = (run_operand){&args.weights, weights, e->weights.dtype, count, -1, false};
   }
   if (block->arg) operands[operand_count++] = (run_operand){&args.arg, block->arg, SHEAF_I64, bags, e->table.dim, true};
@@ -234,6 +234,7 @@ static bool run_block(embed *e, embed_block *block, int64_t first, int64_t last)
 /* Numbers of a block's rows become numbers of the table's. */
 static void keep_arg(embed *e, const embed_block *block, int64_t first, int64_t last)
 {
+  if (!block->arg) return; /* no maximum */
   int64_t *to = (int64_t *)e->arg + first * e->table.dim, cells = (last - first) * e->table.dim;
   for (int64_t i = 0; i < cells; i++) to[i] = block->arg[i] < 0 ? -1 : block->wanted[block->arg[i]];
 }
@@ -277,7 +278,7 @@ static bool grad_block(embed *e, char *to, int64_t first, int64_t rows)
   desc.padding_idx = desc.has_padding ? e->padding : 0;
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
   run_operand operands[RUN_OPERANDS] = {
-      {&args.grad_out, (void *)(uintptr_t)e->grad.data, e->grad.dtype, e->bags, e->table.dim, false},
+      {&args.grad_out, (void *)e->grad.data, e->grad.dtype, e->bags, e->table.dim, false},
       {&args.table_grad, to, e->plain, rows, e->table.dim, true}};
   int count = 2;
   if (from_arg)
@@ -287,8 +288,7 @@ static bool grad_block(embed *e, char *to, int64_t first, int64_t rows)
   if (e->bags_given && !from_arg)
     operands[count++] = (run_operand){&args.offsets, e->starts, SHEAF_I64, e->bags + 1, -1, false};
   if (e->weights_path)
-    operands[count++] =
-        (run_operand){&args.weights, (void *)(uintptr_t)e->weights.data, e->weights.dtype, e->entries, -1, false};
+    operands[count++] = (run_operand){&args.weights, (void *)e->weights.data, e->weights.dtype, e->entries, -1, false};
   if (run_embedding(&e->place, &desc, &args, operands, count) == SHEAF_OK) return true;
   cli_failed(e->command);
   return false;

@@ -78,7 +78,7 @@ static bool search_window(search *s, int64_t first, int64_t rows)
   if (!data) return false;
   bool packed = !is_float_dtype(s->table.dtype), wide = s->table.dtype == SHEAF_F64;
   int64_t shape[2] = {rows, packed ? s->table.row_bytes : s->table.dim};
-  DLTensor table = {.data = (void *)(uintptr_t)data, .device = {kDLCPU, 0}, .ndim = 2, .shape = shape};
+  DLTensor table = {.data = (void *)data, .device = {kDLCPU, 0}, .ndim = 2, .shape = shape};
   table.dtype = sheaf_dtype_to_dl(s->table.dtype);
   DLTensor query = {.data = s->query, .device = {kDLCPU, 0}, .ndim = 1, .shape = &s->table.dim};
   query.dtype = sheaf_dtype_to_dl(wide ? SHEAF_F64 : SHEAF_F32);

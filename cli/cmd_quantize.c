@@ -54,7 +54,7 @@ static void pack_block(const packing *p, const char *rows, int64_t first, int64_
                        packing_error *error)
 {
   int64_t dim = p->table.dim, plain_shape[2] = {count, dim}, packed_shape[2] = {count, p->packed_bytes};
-  float *before = malloc((size_t)(count * dim) * 2 * sizeof *before + 1), *after = before + count * dim;
+  float *before = malloc((size_t)(count * dim) * 2 * sizeof *before + 1), *after = before ? before + count * dim : NULL;
   *error = (packing_error){.fault_row = -1};
   DLTensor plain = matrix(before, SHEAF_F32, plain_shape), bytes = matrix(packed, SHEAF_U8, packed_shape);
   sheaf_operand plain_operand = {&plain, 0}, packed_operand = {&bytes, 0};
@@ -92,8 +92,7 @@ static bool pack_window(const packing *p, const char *rows, int64_t first, int64
     cli_complain(command, "out of memory");
     return false;
   }
-  int threads = p->threads ? p->threads : sheaf_threads();
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
+#pragma omp parallel for num_threads(p->threads ? p->threads : sheaf_threads()) schedule(dynamic)
   for (int64_t b = 0; b < blocks; b++) {
     int64_t begin = b * BLOCK_ROWS, rows_here = count - begin < BLOCK_ROWS ? count - begin : BLOCK_ROWS;
     pack_block(p, rows + begin * p->table.row_bytes, first + begin, rows_here, packed + begin * p->packed_bytes,
@@ -111,9 +110,10 @@ static int pack_all(packing *p, result_sink *sink, packing_error *total)
 {
   int64_t window = table_window(&p->table);
   if (window > p->table.rows) window = p->table.rows > 0 ? p->table.rows : 1;
-  char *packed = malloc((size_t)(window * p->packed_bytes) + 1);
+  long long bytes = window * p->packed_bytes;
+  char *packed = malloc((size_t)bytes + 1);
   if (!packed) {
-    cli_complain(command, "%lld bytes of memory cannot be had", (long long)(window * p->packed_bytes));
+    cli_complain(command, "%lld bytes of memory cannot be had", bytes);
     return CLI_FAILED;
   }
   cli_progress progress;

@@ -57,7 +57,7 @@ static int list_rows(segments *s)
     return CLI_FAILED;
   }
   s->starts = calloc((size_t)s->count + 2, sizeof *s->starts);
-  s->order = malloc(((size_t)s->data.rows + 1) * sizeof *s->order);
+  s->order = calloc((size_t)s->data.rows + 1, sizeof *s->order);
   if (!s->starts || !s->order) return no_memory(8 * (s->count + s->data.rows));
   for (int64_t i = 0; i < s->data.rows; i++)
     if (!is_bad(s, s->ids[i])) s->starts[s->ids[i] + 2]++;
@@ -124,7 +124,7 @@ static bool run_block(segments *s, segment_block *block, int64_t first, int64_t 
                                         {&args.ids, block->ids, SHEAF_I64, rows, -1, false}};
   int count = 2;
   if (backward) {
-    char *grad = (char *)(uintptr_t)s->grad.data + first * sheaf_dtype_row_bytes(s->grad.dtype, s->data.dim);
+    char *grad = (char *)s->grad.data + first * sheaf_dtype_row_bytes(s->grad.dtype, s->data.dim);
     operands[count++] = (run_operand){&args.grad_out, grad, s->grad.dtype, last - first, s->data.dim, false};
     operands[count++] = (run_operand){&args.data_grad, block->out, s->data.dtype, rows, s->data.dim, true};
   } else {

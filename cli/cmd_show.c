@@ -133,11 +133,11 @@ static bool collect_window(const show *w, const char *rows, int64_t first, int64
 {
   enum { AT_ONCE = 64 };
   statistics *parts = malloc(AT_ONCE * sizeof *parts);
-  int failed = !parts, threads = w->threads ? w->threads : sheaf_threads();
+  int failed = !parts;
   for (int64_t begin = 0; !failed && begin < count; begin += (int64_t)AT_ONCE * PART_ROWS) {
     int64_t left = (count - begin + PART_ROWS - 1) / PART_ROWS;
     int parts_here = left < AT_ONCE ? (int)left : AT_ONCE;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(| : failed)
+#pragma omp parallel for num_threads(w->threads ? w->threads : sheaf_threads()) schedule(dynamic) reduction(| : failed)
     for (int i = 0; i < parts_here; i++) {
       int64_t at = begin + (int64_t)i * PART_ROWS, here = count - at < PART_ROWS ? count - at : PART_ROWS;
       failed |= !collect_part(w, rows + at * w->table.row_bytes, first + at, here, &parts[i]);

@@ -87,7 +87,7 @@ static int read_trace(trace *t, const char *path)
     cli_complain(command, "'%s' cannot be read: %s (line %d)", path, error.text, error.line);
     return CLI_FAILED;
   }
-  json_t *list = json_is_array(t->root) ? t->root : json_object_get(t->root, "traceEvents"), *item;
+  json_t *list = json_is_array(t->root) ? t->root : json_object_get(t->root, "traceEvents");
   if (!json_is_array(list)) {
     cli_complain(command, "'%s' is no Chrome trace: it has no list \"traceEvents\"", path);
     return CLI_FAILED;
@@ -97,8 +97,7 @@ static int read_trace(trace *t, const char *path)
     cli_complain(command, "out of memory");
     return CLI_FAILED;
   }
-  size_t i;
-  json_array_foreach(list, i, item) add_event(t, item);
+  for (size_t i = 0; i < json_array_size(list); i++) add_event(t, json_array_get(list, i));
   return CLI_GO_ON;
 }
 
@@ -179,13 +178,13 @@ static int view(int argc, char **argv)
   if (code != CLI_GO_ON) return code;
   if (!file) return cli_misused(command, "no trace is given");
   trace *t = calloc(1, sizeof *t);
-  const trace_op **sorted = calloc(MOST_OPS, sizeof *sorted);
+  const trace_op **sorted = calloc(MOST_OPS, sizeof *sorted); /* NOLINT(bugprone-sizeof-expression): of pointers */
   char *line = report_command_line(argc, argv);
   if (!t || !sorted) cli_complain(command, "out of memory");
   code = t && sorted ? read_trace(t, file) : CLI_FAILED;
   if (code == CLI_GO_ON) {
     for (int i = 0; i < t->op_count; i++) sorted[i] = &t->ops[i];
-    qsort(sorted, (size_t)t->op_count, sizeof *sorted, compare_ops);
+    qsort(sorted, (size_t)t->op_count, sizeof *sorted, compare_ops); /* NOLINT(bugprone-sizeof-expression) */
     code = report ? write_page(t, sorted, file, report, line) : CLI_OK;
     int printed = json ? cli_print_json(command, json_pack("{s:s, s:I, s:o}", "file", file, "calls",
                                                            (json_int_t)t->count, "ops", ops_to_json(t, sorted)))

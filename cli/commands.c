@@ -168,7 +168,8 @@ static const cli_described bench_shard_options[] = {
     {"--dim", NULL, "N", "columns; default 64"},
     {"--indices", NULL, "N", "indices of a batch, in bags of 16; default 131072"},
     {"--runs", NULL, "N", "runs of each, of which the median counts; default 11"},
-    {"--threads", NULL, "N", "of each rank; default: the machine's, divided among the ranks"}};
+    {"--threads", NULL, "N", "of each rank; default: the machine's, divided among the ranks"},
+    JSON};
 
 static const cli_described shard_plan_options[] = {
     {"--mesh", NULL, "SIZES", "ranks along each mesh dimension, as 2x4"},
@@ -189,10 +190,13 @@ static const cli_described shard_plan_options[] = {
     {"--all", NULL, NULL, "every candidate, not only the best 20"},
     JSON};
 
+static const cli_described shard_verify_options[] = {JSON};
+
 static const cli_described shard_profile_options[] = {
     {"--save", NULL, "FILE", "where to store the profile (rank 0 writes it)"},
     {"--engine", NULL, "NAME", "mpi (default) or self"},
-    {"--megabytes", NULL, "N", "size of the large tensors, of each rank; default 32"}};
+    {"--megabytes", NULL, "N", "size of the large tensors, of each rank; default 32"},
+    JSON};
 
 static const cli_described trace_view_options[] = {
     {"--report", NULL, "FILE", "write one HTML page with the timeline and the table"}, JSON};
@@ -276,7 +280,8 @@ const cli_command cli_commands[] = {
     {"bench shard", "", "ops over ranks, beside the engine's own collectives",
      "Under mpirun. Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows. For each: "
      "the time of a call, bytes rank 0 sent, the part of the time that is a rank's own work (local: the same call with "
-     "its sums left to be made, or by one rank alone), the engine's own collective on as many bytes, and the rest of the "
+     "its sums left to be made, or by one rank alone), the engine's own collective on as many bytes, and the rest of "
+     "the "
      "time over that (ratio: 1 is the engine's own speed).",
      WITH(bench_shard_options), NULL},
     {"shard", "PART", "plan, check and measure work that is spread over ranks",
@@ -299,7 +304,7 @@ const cli_command cli_commands[] = {
      "placements and compatible costs with those in the file. Prints each case that differs with its first difference, "
      "and "
      "last how many passed and failed.",
-     NULL, 0, NULL},
+     WITH(shard_verify_options), NULL},
     {"shard profile", "", "measure what moving costs between ranks, for the plan",
      "Under mpirun. Measures what a message between ranks costs and how fast a rank can receive, by redistributing "
      "tensors "

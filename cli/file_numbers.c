@@ -102,7 +102,7 @@ bool rows_to_f32(const table_file *table, const char *rows, int64_t count, float
   if (table->dtype != SHEAF_INT8 && table->dtype != SHEAF_INT4)
     return numbers_convert(table->dtype, rows, SHEAF_F32, out, count * table->dim);
   int64_t packed_shape[2] = {count, table->row_bytes}, shape[2] = {count, table->dim};
-  DLTensor packed = {.data = (void *)(uintptr_t)rows, .device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLUInt, 8, 1}};
+  DLTensor packed = {.data = (void *)rows, .device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLUInt, 8, 1}};
   DLTensor plain = {.data = out, .device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}};
   packed.shape = packed_shape;
   plain.shape = shape;

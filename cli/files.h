@@ -127,7 +127,8 @@ int run_place_of(const char *command, const char *device, int threads, run_place
 
 enum { RUN_OPERANDS = 8 };
 
-/* Operands in host memory. */
+/* Operands in host memory, in the order they are written in lists.
+ * NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding) */
 typedef struct run_operand {
   sheaf_operand *to; /* its place in the args */
   void *data;

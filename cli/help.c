@@ -102,14 +102,14 @@ static int edit_distance(const char *a, const char *b)
 
 const char *cli_suggest(const char *typed, const char *const *names, int count)
 {
-  const char *nearest = NULL;
+  int nearest = -1;
   int least = (int)strlen(typed) < 5 ? 2 : 3; /* what is further away was hardly meant */
   size_t length = strlen(typed);
   for (int i = 0; i < count; i++) {
     int distance = edit_distance(typed, names[i]);
-    if (distance < least) least = distance, nearest = names[i];
+    if (distance < least) least = distance, nearest = i;
   }
-  for (int i = 0; !nearest && length >= 3 && i < count; i++) /* its beginning */
-    if (strncmp(names[i], typed, length) == 0) nearest = names[i];
-  return nearest;
+  for (int i = 0; nearest < 0 && length >= 3 && i < count; i++) /* its beginning */
+    if (strncmp(names[i], typed, length) == 0) nearest = i;
+  return nearest < 0 ? NULL : names[nearest];
 }

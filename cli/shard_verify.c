@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "cli_impl.h"
+#include "json_out.h"
 #include "shard_cli.h"
 
 /* Costs are printed with six digits behind the point; large ones have no more digits than a double. */
@@ -101,8 +102,11 @@ static int read_problem(const json_t *root, sheaf_shard_problem *p, verdict *v)
     p->kind = SHEAF_LOOKUP;
   else if (strcmp(op, "aten.embedding_dense_backward.default") == 0)
     p->kind = SHEAF_LOOKUP_BACKWARD;
-  else
-    return differ(v, "'%.60s' is no op that is known here", op);
+  else {
+    int length = strlen(op) < 60 ? (int)strlen(op) : 60; /* never half a character, which JSON could not hold */
+    while (length > 0 && ((unsigned char)op[length] & 0xC0) == 0x80) length--;
+    return differ(v, "'%.*s' is no op that is known here", length, op);
+  }
   int rank = read_integers(json_array_get(shapes, 0), first, SHEAF_SHARD_MAX_RANK);
   p->index_rank = read_integers(json_array_get(shapes, 1), p->index_shape, SHEAF_SHARD_MAX_RANK - 1);
   if (rank < 1 || p->index_rank < 0 || rank != (p->kind == SHEAF_LOOKUP ? 2 : p->index_rank + 1))
@@ -192,7 +196,9 @@ static int verify_case(const json_t *root, verdict *v)
 int shard_verify(int argc, char **argv)
 {
   const char *path = NULL;
-  const cli_syntax syntax = {"shard verify", NULL, 0, &path, 1};
+  int json = 0;
+  const cli_option options[] = {{"--json", CLI_FLAG, &json}};
+  const cli_syntax syntax = {"shard verify", options, CLI_LENGTH(options), &path, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   if (!path) return cli_misused("shard verify", "no file of cases is given");
@@ -208,13 +214,24 @@ int shard_verify(int argc, char **argv)
     return CLI_USAGE;
   }
   size_t count = json_array_size(cases), failed = 0;
+  json_t *failures = json ? json_array() : NULL;
   for (size_t i = 0; i < count; i++) {
     verdict v = {""};
     if (verify_case(json_array_get(cases, i), &v)) continue;
-    printf("FAIL case %zu: %s\n", i, v.text);
     failed++;
+    if (json)
+      json_array_append_new(failures, json_pack("{s:I, s:s}", "case", (json_int_t)i, "failure", v.text));
+    else
+      printf("FAIL case %zu: %s\n", i, v.text);
   }
   json_decref(root);
-  printf("%zu passed, %zu failed\n", count - failed, failed);
+  if (!json)
+    printf("%zu passed, %zu failed\n", count - failed, failed);
+  else if (cli_print_json("shard verify", json_array_size(failures) == failed
+                                              ? json_pack("{s:I, s:I, s:O}", "passed", (json_int_t)(count - failed),
+                                                          "failed", (json_int_t)failed, "failures", failures)
+                                              : NULL) != CLI_OK)
+    failed++;
+  json_decref(failures);
   return failed ? CLI_FAILED : CLI_OK;
 }

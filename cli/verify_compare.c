@@ -73,7 +73,7 @@ static bool agrees(sheaf_dtype dtype, double expected, double got, double tolera
 
 static void describe_position(const verify_tensor *t, int64_t position, char *text, size_t room)
 {
-  int64_t place[SHEAF_IO_MAX_RANK];
+  int64_t place[SHEAF_IO_MAX_RANK] = {0};
   for (int i = t->rank - 1; i >= 0; i--) {
     place[i] = position % t->shape[i];
     position /= t->shape[i];

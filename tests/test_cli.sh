@@ -297,6 +297,19 @@ stdout_has "^FAIL case 1: 4 strategies, expected 1"
 stdout_has "^FAIL case 2: strategy 0: cost of input 0 is 9.3"
 stdout_has "^FAIL case 3: 'aten.frobnicate'"
 stdout_ends "1 passed, 3 failed"
+expect "shard verify --json of wrong cases" 1 shard verify --json "$scratch/cases.json"
+valid_json
+stdout_has '"failed": 3'
+stdout_has '"failure": "4 strategies, expected 1"'
+{ printf '{"cases": [{"mesh": [2], "op": "x'; printf 'é%.0s' {1..40}; printf '"}]}'; } >"$scratch/wide.json"
+expect "shard verify --json of a name cut short" 1 shard verify --json "$scratch/wide.json"
+valid_json
+expect "shard profile --json" 0 shard profile --engine self --megabytes 1 --json --save "$scratch/profile.json"
+valid_json
+[[ $(<"$out") == "$(<"$scratch/profile.json")" ]] || note_failure "$name: --json and --save differ"
+expect "bench shard --json" 0 bench shard --engine self --rows 64 --dim 8 --indices 64 --runs 1 --json
+valid_json
+stdout_has '"case": "backward, dispatch"'
 
 # ---- Output that cannot be written -----------------------------------------------------------------------------
 

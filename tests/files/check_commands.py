@@ -221,12 +221,17 @@ def check_bags_forward_and_backward():
         means = np.where(counts[:, None] > 0, sums / counts[:, None].astype(np.float32), 0).astype(np.float32)
     maxima = np.array([table[indices[[k for k in bag if good[k]]]].max(0) if counts[b] else np.zeros(37) for b, bag in enumerate(bags)], np.float32)
     bag_of = np.concatenate([np.full(len(bag), b, np.int64) for b, bag in enumerate(bags)])
-    sum_grad, mean_grad, max_grad = (np.zeros_like(table) for _ in range(3))
+    counted = np.where(good, weights, 0).astype(np.float32)
+    divisors = np.array([oracle.tree_sum(counted[bag][:, None])[0] if bag else 0 for bag in bags], np.float32)
+    sum_grad, mean_grad, max_grad, weighted_sum_grad, weighted_mean_grad = (np.zeros_like(table) for _ in range(5))
     for row in range(200):
         entries = np.flatnonzero(good & (indices == row))
         sum_grad[row] = oracle.tree_sum(grads[bag_of[entries]])
         share = (np.float32(1) / counts[bag_of[entries]].astype(np.float32)).astype(np.float32)
         mean_grad[row] = oracle.tree_sum(grads[bag_of[entries]], share)
+        weighted_sum_grad[row] = oracle.tree_sum(grads[bag_of[entries]], weights[entries])
+        share = (weights[entries] / divisors[bag_of[entries]]).astype(np.float32)
+        weighted_mean_grad[row] = oracle.tree_sum(grads[bag_of[entries]], share)
     terms = {}
     for b, bag in enumerate(bags):
         kept = [k for k in bag if good[k]]
@@ -239,7 +244,9 @@ def check_bags_forward_and_backward():
     for env in WINDOWS:
         for words, wanted in ((["--mode", "sum"], sums), (["--mode", "mean"], means), (["--mode", "max"], maxima),
                               (["--weights", "w.npy"], weighted), (["--grad", "g.npy"], sum_grad),
-                              (["--mode", "mean", "--grad", "g.npy"], mean_grad), (["--mode", "max", "--grad", "g.npy"], max_grad)):
+                              (["--mode", "mean", "--grad", "g.npy"], mean_grad), (["--mode", "max", "--grad", "g.npy"], max_grad),
+                              (["--weights", "w.npy", "--grad", "g.npy"], weighted_sum_grad),
+                              (["--mode", "mean", "--weights", "w.npy", "--grad", "g.npy"], weighted_mean_grad)):
             run(*common, *words, "-o", "out.npy", env=env)
             same(np.load("out.npy"), wanted, f"{words} {env}")
     np.save("m.npy", rng.integers(0, 200, (11, 5)))
@@ -275,21 +282,22 @@ def check_segments_forward_and_backward():
         wanted["max"] = np.array([data[g].max(0) if len(g) else np.zeros(19) for g in groups], np.float32)
         wanted["min"] = np.array([data[g].min(0) if len(g) else np.zeros(19) for g in groups], np.float32)
         wanted["prod"] = np.array([product(data[g]) for g in groups], np.float32)
-        backward = {mode: np.zeros_like(data) for mode in ("sum", "mean", "max", "split")}
+        backward = {mode: np.zeros_like(data) for mode in ("sum", "mean", "max", "min", "max split", "min split")}
         for s, g in enumerate(groups):
             if not len(g):
                 continue
             backward["sum"][g] = grads[s]
             backward["mean"][g] = grads[s] / np.float32(len(g))
-            backward["max"][g[np.argmax(data[g], 0)], np.arange(19)] = grads[s]
-            equal = data[g] == data[g].max(0)
-            backward["split"][g] = np.where(equal, grads[s] / equal.sum(0).astype(np.float32), 0)
+            for mode, first, extreme in (("max", np.argmax, np.max), ("min", np.argmin, np.min)):
+                backward[mode][g[first(data[g], 0)], np.arange(19)] = grads[s]
+                equal = data[g] == extreme(data[g], 0)
+                backward[f"{mode} split"][g] = np.where(equal, grads[s] / equal.sum(0).astype(np.float32), 0)
         for env in WINDOWS:
             for mode, answer_of in wanted.items():
                 run("segment", "x.npy", "s.npy", "--mode", mode, "--segments", 12, "-o", "out.npy", env=env)
                 same(np.load("out.npy"), answer_of, f"{mode} {sort} {env}")
             for mode, answer_of in backward.items():
-                words = ["--mode", "max", "--ties", "split"] if mode == "split" else ["--mode", mode]
+                words = ["--mode", mode.split()[0], *(["--ties", "split"] if "split" in mode else [])]
                 run("segment", "x.npy", "s.npy", *words, "--segments", 12, "--grad", "g.npy", "-o", "out.npy", env=env)
                 same(np.load("out.npy"), answer_of, f"{mode} backward {sort} {env}")
     run("segment", "x.npy", "s.npy", "--segments", 12, "--bad-index", "error", code=1)
@@ -298,6 +306,32 @@ def check_segments_forward_and_backward():
     np.save("short.npy", np.arange(3))
     run("segment", "x.npy", "short.npy", code=1)
     check(answer("segment", "x.npy", "s.npy")["shape"] == [100, 19], "the largest id and one")
+
+
+def check_backward_of_products_with_and_without_zeros():
+    for sort in (True, False):
+        data = rng.uniform(0.5, 2, (300, 19)).astype(np.float32) * rng.choice(np.float32([-1, 1]), (300, 19))
+        ids = rng.integers(0, 9, 300)
+        ids[ids == 5] = 6  # an empty one
+        ids = np.sort(ids) if sort else ids
+        grads = rng.standard_normal((9, 19)).astype(np.float32)
+        groups = [np.flatnonzero(ids == s) for s in range(9)]
+        wanted = np.zeros_like(data)
+        for s, g in enumerate(groups):
+            if not len(g):
+                continue
+            data[g[3], 4:12] = np.float32([0, -0.0] * 4)  # columns 0 to 3 keep none, 4 to 7 one, 8 to 11 two
+            data[g[-1], 8:12] = 0
+            zeros = data[g] == 0
+            with np.errstate(all="ignore"):
+                whole = product(np.where(zeros, np.float32(1), data[g]))
+                plain = grads[s] * (whole / data[g])
+            wanted[g] = np.where(zeros.sum(0) == 0, plain, np.where((zeros.sum(0) == 1) & zeros, grads[s] * whole, 0))
+        for name, array in (("x.npy", data), ("s.npy", ids), ("g.npy", grads)):
+            np.save(name, array)
+        for env in WINDOWS:
+            run("segment", "x.npy", "s.npy", "--mode", "prod", "--segments", 9, "--grad", "g.npy", "-o", "out.npy", env=env)
+            same(np.load("out.npy"), wanted, f"{sort} {env}")
 
 
 def product(rows):
@@ -503,7 +537,17 @@ def check_files_larger_than_the_memory_allowed():
         limited("lookup", "big.npy", "i.npy", "--grad", "g.npy", "-o", "out.npy")
         grad = np.load("out.npy", mmap_mode="r")
         check(grad[marked].sum() == 4 * dim and grad.shape == (rows, dim), "gradient")
+        np.save("g.npy", np.full((2, dim), 3, np.float32))
+        limited("bag", "big.npy", "m.npy", "--grad", "g.npy", "-o", "out.npy")
+        grad = np.load("out.npy", mmap_mode="r")
+        check((grad[marked] == 3).all() and grad.shape == (rows, dim), "gradient of bags")
+        check(sum(np.count_nonzero(grad[i:i + 4096]) for i in range(0, rows, 4096)) == 4 * dim, "other rows get none")
         del grad
+        limited("dequantize", "q.safetensors", "-o", "out.npy")
+        back = np.load("out.npy", mmap_mode="r")
+        same(back[marked], oracle.quantize(chosen, "int4")[1], "dequantize")
+        check(back.shape == (rows, dim) and not back[6:70001:997].any(), "rows of zeros read back")
+        del back
     for name in ("big.npy", "out.npy", "q.safetensors"):
         if os.path.exists(name):
             os.unlink(name)

@@ -31,6 +31,14 @@ if(TARGET sheaf_mpi AND MPIEXEC_EXECUTABLE)
                            ENVIRONMENT "${test_environment};SHEAF_TEST_QUICK=1")
     endforeach()
   endforeach()
+  if(TARGET sheaf_cli) # one object, of rank 0
+    add_sheaf_test(shard_profile_json_2 bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} 2 $<TARGET_FILE:sheaf_cli>
+                   shard profile --megabytes 1 --json)
+    add_sheaf_test(bench_shard_json_2 bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} 2 $<TARGET_FILE:sheaf_cli>
+                   bench shard --rows 64 --dim 8 --indices 64 --runs 1 --json)
+    set_tests_properties(shard_profile_json_2 bench_shard_json_2 PROPERTIES LABELS ranks PROCESSORS 2
+                         PASS_REGULAR_EXPRESSION "^{\n  \"ranks\": 2,[^{]*(\n    {[^{}]*},?)*[^{}]*}\n$")
+  endif()
   if(TARGET example_07_row_wise_mpi)
     add_dependencies(example_07_row_wise_mpi sheaf_mpi)
     add_sheaf_test(example_07_row_wise_mpi_4 bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} 4
