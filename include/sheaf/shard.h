@@ -294,9 +294,8 @@ typedef struct sheaf_shard_embedding_args {
  *
  * Replicated, column-wise and batch-wise forward ops, row-wise lookups, and forward ops dispatched by rows give the bits
  * of one rank; row-wise bags, bags dispatched by pieces (see `exact`) and gradients that span ranks add in the order of
- * ranks, the same on every run. A lookup's MaskPartial, and
- * the Partial of a sum or gradient, are left as they are unless `call->out` asks for more; means and maxima are always
- * completed (Replicate where the strategy says Partial). */
+ * ranks, the same on every run. A lookup's MaskPartial, and the Partial of a sum or gradient, are left as they are unless
+ * `call->out` asks for more; means and maxima are always completed (Replicate where the strategy says Partial). */
 SHEAF_API sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const sheaf_shard_call *call,
                                                  const sheaf_shard_embedding_args *args);
 
