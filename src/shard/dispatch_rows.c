@@ -115,8 +115,10 @@ sheaf_status shf_dispatch_swap(const shf_dispatch *d, DLDevice device, const voi
   int64_t sends = 0, receives = 0;
   for (int64_t g = 0; g < d->members; g++) {
     int64_t sent = (send_at[g + 1] - send_at[g]) * cell, received = (receive_at[g + 1] - receive_at[g]) * cell;
-    char *from = (char *)send + send_at[g] * cell, *to = (char *)receive + receive_at[g] * cell;
-    if (g == d->self)
+    /* Of nothing there need be no memory to count in. */
+    char *from = sent ? (char *)send + send_at[g] * cell : NULL;
+    char *to = received ? (char *)receive + receive_at[g] * cell : NULL;
+    if (g == d->self && sent)
       SHF_TRY(shf_space_copy(device, to, from, sent));
     else if (sent)
       out[sends++] = (shf_message){d->member[g], from, sent};
