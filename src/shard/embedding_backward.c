@@ -177,7 +177,7 @@ static void return_rows(gradient *g, char *target)
   const shf_row_terms total = {e->acc, e->columns, e->row_hi - e->row_lo, e->row_lo};
   for (int64_t m = 0; c->flow.status == SHEAF_OK && m < d->members; m++) {
     int64_t first = d->asked_at[m], count = d->asked_at[m + 1] - first;
-    if (count > 0)
+    if (count > 0 && cell > 0) /* else there need be no memory */
       SURELY(&c->flow, shf_call_add_rows(c, &total, d->asked + first, count, (char *)terms + first * cell, target));
   }
 }
