@@ -30,12 +30,13 @@ typedef struct shf_matrix {
 } shf_matrix;
 
 /* Entries grouped by key, stable: sorted (key << shift | payload). The key is problem * keys + row or segment; the
- * payload is the entry's position in its problem, or its bag where only that matters. */
+ * payload is the entry's position in its problem, or its bag or value where only that matters. */
 typedef struct shf_grouped {
   const uint64_t *entries;      /* NULL: this job is not grouped */
   const int64_t *problem_start; /* batch + 1 places in entries */
   int shift;
   int payload_is_bag;
+  int payload_is_value; /* the rows of the job are the entries themselves, one column each */
   const void *bag_of; /* bag of each position (all problems), when neither payload nor bag_length gives it */
   int bag_of_wide;    /* 8 bytes each instead of 4 */
 } shf_grouped;

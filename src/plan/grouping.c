@@ -5,7 +5,11 @@
 
 #include "plan/plan_impl.h"
 
-enum { MAX_DIGIT_BITS = 11, GROUPING_MAGIC = 0x51ea4671 };
+enum { MAX_DIGIT_BITS = 11, MAX_VALUE_BYTES = 4, GROUPING_MAGIC = 0x51ea4671 };
+
+/* Where entries have few keys, every count waits for the one before it, some five cycles: the share of a thread is cut
+ * into strands with counts of their own, which take turns. */
+enum { STRANDS = 4, MAX_STRAND_BITS = 8 };
 
 /* What a grouping was made for: a run with another description is refused. */
 typedef struct fingerprint {
@@ -22,6 +26,7 @@ static int bits_for(uint64_t values) { return values <= 1 ? 0 : 64 - __builtin_c
 
 static int payload_bits(const shf_grouping_spec *spec)
 {
+  if (spec->value_bytes) return 8 * MAX_VALUE_BYTES;
   return bits_for((uint64_t)(spec->payload_is_bag ? spec->bags : spec->entries));
 }
 
@@ -47,6 +52,16 @@ sheaf_status shf_plan_check_grouping(const shf_grouping_spec *spec)
   return SHEAF_OK;
 }
 
+static int strands_of(const shf_grouping_spec *spec) { return digit_bits(spec) <= MAX_STRAND_BITS ? STRANDS : 1; }
+
+/* Counts of one share; shares do not meet in a line of the cache. */
+static int64_t histogram_bytes(const shf_grouping_spec *spec) { return shf_align64((int64_t)8 << digit_bits(spec)); }
+
+int shf_plan_groups_values(const shf_grouping_spec *spec, int64_t value_bytes)
+{
+  return value_bytes <= MAX_VALUE_BYTES && key_bits(spec) + 8 * MAX_VALUE_BYTES <= 63;
+}
+
 /* ---- Layout of the caller's memory ---- */
 
 typedef struct grouping_layout {
@@ -64,7 +79,7 @@ static grouping_layout layout_of(const shf_grouping_spec *spec)
   at.entries[0] = at.bag_of + shf_align64(spec->with_bag_of ? all * (bag_of_wide(spec) ? 8 : 4) : 0);
   at.entries[1] = at.entries[0] + shf_align64(all * 8);
   at.histograms = at.entries[1] + (passes_of(spec) > 1 ? shf_align64(all * 8) : 0);
-  at.total = at.histograms + shf_align64(spec->threads * ((int64_t)8 << digit_bits(spec)));
+  at.total = at.histograms + spec->threads * strands_of(spec) * histogram_bytes(spec);
   return at;
 }
 
@@ -84,11 +99,11 @@ static fingerprint fingerprint_of(const shf_grouping_spec *spec)
 typedef struct sorter {
   const shf_grouping_spec *spec;
   int threads, shift, bits; /* of the payload; of a digit */
-  int digit_shift;
+  int strands, digit_shift;
   const uint64_t *from; /* NULL: the first pass, which reads indices */
   uint64_t *to;
-  int64_t count;       /* entries in `from` */
-  int64_t *histograms; /* one per thread: counts, then next places */
+  int64_t count;    /* entries in `from` */
+  char *histograms; /* one per share: counts, then next places */
   void *bag_of;
 } sorter;
 
@@ -128,13 +143,14 @@ typedef struct digits {
   int shift;
 } digits;
 
-static inline void take(digits d, uint64_t packed, const int scatter)
+static inline void take(digits d, uint64_t digit, uint64_t packed, const int scatter)
 {
-  uint64_t digit = packed >> d.shift & d.mask;
-  if (scatter)
-    d.to[d.histogram[digit]++] = packed;
-  else
-    d.histogram[digit]++;
+  if (scatter) {
+    uint64_t *to = d.to + d.histogram[digit & d.mask]++;
+    *to = packed;
+    __builtin_prefetch(to + 16, 1, 3);
+  } else
+    d.histogram[digit & d.mask]++;
 }
 
 /* The first pass over entries first .. last - 1 of one problem, whose keys are cells of arg. */
@@ -145,32 +161,71 @@ static void take_cells(const sorter *s, digits d, int64_t problem, int64_t first
   int64_t base = problem * spec->groups, row = first / spec->columns, column = first % spec->columns;
   for (int64_t n = first; n < last; n++) {
     int64_t key = key_of_index(spec, shf_plan_index_at(rows + row * spec->index.row_stride, column, spec->wide));
-    if (key >= 0) take(d, (uint64_t)(base + key * spec->columns + column) << s->shift | (uint64_t)n, scatter);
+    uint64_t cell = (uint64_t)(base + key * spec->columns + column);
+    if (key >= 0) take(d, cell, cell << s->shift | (uint64_t)n, scatter);
     if (++column == spec->columns) row++, column = 0;
   }
 }
 
-/* The same of indices; `by_bag`: the payload is the bag. What does not change is a constant or a local variable. */
-static inline __attribute__((always_inline)) void take_indices(const sorter *s, digits d, int64_t problem,
-                                                               int64_t first, int64_t last, const int wide,
-                                                               const int by_bag, const int scatter)
+/* What is packed below the key. */
+typedef enum payload { PAYLOAD_POSITION, PAYLOAD_BAG, PAYLOAD_VALUE } payload;
+
+/* The entries of one problem. A copy in local variables, like `digits`. */
+typedef struct entries {
+  const char *indices, *values;
+  int64_t value_stride, row_begin, padding;
+  uint64_t base, rows; /* the first key */
+  int shift, value_bytes;
+} entries;
+
+static entries entries_of(const sorter *s, int64_t problem)
 {
   const shf_grouping_spec *spec = s->spec;
-  const char *indices = spec->index.data + problem * spec->index.batch_stride;
+  return (entries){.indices = spec->index.data + problem * spec->index.batch_stride,
+                   .values = spec->value_bytes ? spec->values.data + problem * spec->values.batch_stride : NULL,
+                   .value_stride = spec->values.row_stride,
+                   .row_begin = spec->row_begin,
+                   .padding = spec->padding,
+                   .base = (uint64_t)(problem * spec->groups),
+                   .rows = (uint64_t)spec->rows,
+                   .shift = s->shift,
+                   .value_bytes = spec->value_bytes};
+}
+
+static inline uint64_t value_bits(const entries *e, int64_t n)
+{
+  const void *value = e->values + n * e->value_stride;
+  return e->value_bytes == 4 ? *(const uint32_t *)value : *(const uint16_t *)value;
+}
+
+static inline __attribute__((always_inline)) void take_entry(const entries *e, digits d, int64_t n, int64_t bag,
+                                                             const int wide, const payload kind, const int scatter)
+{
+  int64_t index = shf_plan_index_at(e->indices, n, wide);
+  uint64_t row = (uint64_t)index - (uint64_t)e->row_begin, key = e->base + row, packed = 0;
+  if (row >= e->rows || index == e->padding) return;
+  if (scatter && kind == PAYLOAD_VALUE)
+    packed = key << (8 * MAX_VALUE_BYTES) | value_bits(e, n);
+  else if (scatter)
+    packed = key << e->shift | (uint64_t)(kind == PAYLOAD_BAG ? bag : n);
+  take(d, key, packed, scatter);
+}
+
+/* The same of indices. */
+static inline __attribute__((always_inline)) void take_indices(const sorter *s, digits d, int64_t problem,
+                                                               int64_t first, int64_t last, const int wide,
+                                                               const payload kind, const int scatter)
+{
+  const shf_grouping_spec *spec = s->spec;
+  const entries e = entries_of(s, problem);
+  if (kind != PAYLOAD_BAG) {
+    for (int64_t n = first; n < last; n++) take_entry(&e, d, n, 0, wide, kind, scatter);
+    return;
+  }
   const char *offsets = spec->offsets.data ? spec->offsets.data + problem * spec->offsets.batch_stride : NULL;
-  const uint64_t base = (uint64_t)(problem * spec->groups), rows = (uint64_t)spec->rows;
-  const int64_t row_begin = spec->row_begin, padding = spec->padding;
-  const int shift = s->shift;
-  int64_t bag = by_bag ? bag_holding(spec, offsets, first) : 0, n = first;
-  while (n < last) {
-    int64_t end = by_bag ? bag_end(spec, offsets, bag) : last;
-    for (int64_t stop = end < last ? end : last; n < stop; n++) {
-      int64_t index = shf_plan_index_at(indices, n, wide);
-      uint64_t row = (uint64_t)index - (uint64_t)row_begin;
-      if (row >= rows || index == padding) continue;
-      take(d, (base + row) << shift | (uint64_t)(by_bag ? bag : n), scatter);
-    }
-    bag++;
+  for (int64_t bag = bag_holding(spec, offsets, first), n = first; n < last; bag++) {
+    int64_t end = bag_end(spec, offsets, bag);
+    for (int64_t stop = end < last ? end : last; n < stop; n++) take_entry(&e, d, n, bag, wide, kind, scatter);
   }
 }
 
@@ -197,24 +252,26 @@ static inline __attribute__((always_inline)) void take_problem(const sorter *s, 
   if (spec->columns)
     take_cells(s, d, problem, first, last, scatter);
   else if (spec->payload_is_bag && spec->wide)
-    take_indices(s, d, problem, first, last, 1, 1, scatter);
+    take_indices(s, d, problem, first, last, 1, PAYLOAD_BAG, scatter);
   else if (spec->payload_is_bag)
-    take_indices(s, d, problem, first, last, 0, 1, scatter);
+    take_indices(s, d, problem, first, last, 0, PAYLOAD_BAG, scatter);
+  else if (spec->value_bytes && spec->wide)
+    take_indices(s, d, problem, first, last, 1, PAYLOAD_VALUE, scatter);
+  else if (spec->value_bytes)
+    take_indices(s, d, problem, first, last, 0, PAYLOAD_VALUE, scatter);
   else if (spec->wide)
-    take_indices(s, d, problem, first, last, 1, 0, scatter);
+    take_indices(s, d, problem, first, last, 1, PAYLOAD_POSITION, scatter);
   else
-    take_indices(s, d, problem, first, last, 0, 0, scatter);
+    take_indices(s, d, problem, first, last, 0, PAYLOAD_POSITION, scatter);
 }
 
-static inline __attribute__((always_inline)) void take_share(const sorter *s, int thread, const int scatter)
+/* Entries first .. last - 1 over all problems. */
+static inline __attribute__((always_inline)) void take_range(const sorter *s, digits d, int64_t at, int64_t last,
+                                                             const int scatter)
 {
   const shf_grouping_spec *spec = s->spec;
-  digits d = {s->histograms + ((int64_t)thread << s->bits), s->to, (1ull << s->bits) - 1, s->digit_shift};
-  int64_t all = s->from ? s->count : spec->batch * spec->entries;
-  int64_t at = shf_plan_share(all, thread, s->threads), last = shf_plan_share(all, thread + 1, s->threads);
-  if (!scatter) memset(d.histogram, 0, sizeof *d.histogram << s->bits);
   if (s->from) {
-    for (const uint64_t *from = s->from; at < last; at++) take(d, from[at], scatter);
+    for (const uint64_t *from = s->from; at < last; at++) take(d, from[at] >> d.shift, from[at], scatter);
     return;
   }
   while (at < last) {
@@ -225,16 +282,61 @@ static inline __attribute__((always_inline)) void take_share(const sorter *s, in
   }
 }
 
+/* Four ranges abreast, of positions or values in one problem; returns how many of each have been taken. */
+static inline __attribute__((always_inline)) int64_t take_abreast(const sorter *s, const digits *d, const int64_t *at,
+                                                                  int64_t count, const int wide, const payload kind,
+                                                                  const int scatter)
+{
+  const entries e = entries_of(s, 0);
+  digits d0 = d[0], d1 = d0, d2 = d0, d3 = d0;
+  d1.histogram = d[1].histogram;
+  d2.histogram = d[2].histogram;
+  d3.histogram = d[3].histogram;
+  for (int64_t i = 0; i < count; i++) {
+    take_entry(&e, d0, at[0] + i, 0, wide, kind, scatter);
+    take_entry(&e, d1, at[1] + i, 0, wide, kind, scatter);
+    take_entry(&e, d2, at[2] + i, 0, wide, kind, scatter);
+    take_entry(&e, d3, at[3] + i, 0, wide, kind, scatter);
+  }
+  return count;
+}
+
+static inline __attribute__((always_inline)) void take_share(const sorter *s, int thread, const int scatter)
+{
+  const shf_grouping_spec *spec = s->spec;
+  const int64_t all = s->from ? s->count : spec->batch * spec->entries;
+  int64_t at[STRANDS + 1], done = 0, shares = (int64_t)s->threads * s->strands;
+  digits d[STRANDS];
+  for (int i = 0; i <= s->strands; i++) at[i] = shf_plan_share(all, (int64_t)thread * s->strands + i, shares);
+  for (int i = 0; i < s->strands; i++) {
+    int64_t *histogram = (int64_t *)(void *)(s->histograms + (thread * s->strands + i) * histogram_bytes(spec));
+    d[i] = (digits){histogram, s->to, (1ull << s->bits) - 1, s->digit_shift};
+    if (!scatter) memset(histogram, 0, sizeof *histogram << s->bits);
+  }
+  if (s->strands == STRANDS && !s->from && spec->batch == 1 && !spec->columns && !spec->payload_is_bag &&
+      !spec->with_bag_of) {
+    int64_t count = at[1] - at[0];
+    for (int i = 1; i < STRANDS; i++) count = at[i + 1] - at[i] < count ? at[i + 1] - at[i] : count;
+    if (spec->value_bytes)
+      done = spec->wide ? take_abreast(s, d, at, count, 1, PAYLOAD_VALUE, scatter)
+                        : take_abreast(s, d, at, count, 0, PAYLOAD_VALUE, scatter);
+    else
+      done = spec->wide ? take_abreast(s, d, at, count, 1, PAYLOAD_POSITION, scatter)
+                        : take_abreast(s, d, at, count, 0, PAYLOAD_POSITION, scatter);
+  }
+  for (int i = 0; i < s->strands; i++) take_range(s, d[i], at[i] + done, at[i + 1], scatter);
+}
+
 static void count_share(void *context, int thread) { take_share(context, thread, 0); }
 static void scatter_share(void *context, int thread) { take_share(context, thread, 1); }
 
-/* Turns counts into first places: digit by digit, and within a digit thread by thread, which keeps the sort stable. */
+/* Turns counts into first places: digit by digit, and within a digit share by share, which keeps the sort stable. */
 static int64_t place_digits(sorter *s)
 {
   int64_t place = 0;
   for (int64_t digit = 0; digit < (int64_t)1 << s->bits; digit++)
-    for (int t = 0; t < s->threads; t++) {
-      int64_t *slot = &s->histograms[((int64_t)t << s->bits) + digit], count = *slot;
+    for (int64_t share = 0; share < (int64_t)s->threads * s->strands; share++) {
+      int64_t *slot = (int64_t *)(void *)(s->histograms + share * histogram_bytes(s->spec)) + digit, count = *slot;
       *slot = place;
       place += count;
     }
@@ -269,6 +371,7 @@ static shf_grouped grouping_in(const shf_grouping_spec *spec, const void *memory
                        .problem_start = (const int64_t *)(const void *)(base + at.problem_start),
                        .shift = payload_bits(spec),
                        .payload_is_bag = spec->payload_is_bag,
+                       .payload_is_value = spec->value_bytes > 0,
                        .bag_of = spec->with_bag_of ? base + at.bag_of : NULL,
                        .bag_of_wide = bag_of_wide(spec)};
 }
@@ -277,8 +380,8 @@ shf_grouped shf_plan_group(const shf_grouping_spec *spec, void *memory)
 {
   char *base = memory;
   grouping_layout at = layout_of(spec);
-  sorter s = {.spec = spec, .shift = payload_bits(spec), .bits = digit_bits(spec)};
-  s.histograms = (int64_t *)(void *)(base + at.histograms);
+  sorter s = {.spec = spec, .shift = payload_bits(spec), .bits = digit_bits(spec), .strands = strands_of(spec)};
+  s.histograms = base + at.histograms;
   s.bag_of = base + at.bag_of;
   s.threads = shf_plan_worth(spec->batch * spec->entries * 16, spec->threads);
   int64_t sorted = at.entries[0];

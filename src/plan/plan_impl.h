@@ -267,6 +267,8 @@ typedef struct shf_grouping_spec {
   int wide, offsets_wide, offsets_end;
   shf_matrix index, offsets;
   int threads;
+  int value_bytes;   /* > 0: the payload is not the position of an entry but its value, one column of */
+  shf_matrix values; /* this */
 } shf_grouping_spec;
 
 /* The spec of a plan's grouping (without operands); 0 when the plan groups nothing. */
@@ -280,6 +282,9 @@ int64_t shf_plan_grouping_bytes(const shf_grouping_spec *spec);
 /* What a run reads of it, which does not depend on the threads that made it. */
 int64_t shf_plan_grouping_read_bytes(const shf_grouping_spec *spec);
 shf_grouped shf_plan_group(const shf_grouping_spec *spec, void *memory);
+
+/* Whether values of so many bytes can take the place of positions. */
+int shf_plan_groups_values(const shf_grouping_spec *spec, int64_t value_bytes);
 
 /* The caller's grouping, which must have been made for this description; when there is none, grouped->entries is
  * NULL and the run makes its own, unless the description `promised` one. */

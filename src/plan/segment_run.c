@@ -117,6 +117,7 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
 static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped, shf_part_fn *part, shf_join_fn *join)
 {
   if (grouped) job->grouped = *grouped;
+  if (job->grouped.payload_is_value) job->source = (shf_matrix){(char *)(uintptr_t)grouped->entries, 8, 0};
   job->ahead = grouped ? r->plan->ahead : 0;
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
@@ -259,6 +260,13 @@ static void run_backward(const run *r, const shf_grouped *grouped)
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL);
 }
 
+/* Single columns are grouped themselves, instead of their positions: what is summed then lies in order. */
+static int sums_values(const run *r)
+{
+  return r->desc->dim == 1 && !r->traits->backward && !shf_plan_is_extreme(r->traits) &&
+         shf_plan_groups_values(&r->grouping, r->plan->row_bytes);
+}
+
 sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t workspace_bytes, void *stream,
                                const sheaf_segment_args *args)
 {
@@ -277,6 +285,10 @@ sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace, size_t w
   const shf_grouped *grouped = NULL;
   if (shf_plan_segment_grouping(plan, &r.grouping)) {
     r.grouping.index = operand(&r, SHF_SEGMENT_ids);
+    if (!r.grouped.entries && sums_values(&r)) {
+      r.grouping.value_bytes = (int)plan->row_bytes;
+      r.grouping.values = operand(&r, SHF_SEGMENT_data);
+    }
     if (!r.grouped.entries) r.grouped = shf_plan_group(&r.grouping, r.workspace);
     grouped = &r.grouped;
   }

@@ -37,6 +37,32 @@ typedef vec vmask;
 
 FORCE_INLINE vint first_lanes(int lanes) { return INT_WORD(cmpgt)(vint_splat(lanes), lane_numbers()); }
 #define LOAD_AFTER(pointer, x) __asm__("" : "+r"(pointer) : "x"(x))
+FORCE_INLINE unsigned equal_32(const void *p, __m256i wanted)
+{
+  __m256i equal = _mm256_cmpeq_epi32(_mm256_loadu_si256(p), wanted);
+  return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(equal));
+}
+FORCE_INLINE unsigned equal_64(__m256i x, __m256i wanted)
+{
+  return (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(x, wanted)));
+}
+FORCE_INLINE int run_of_i32(const int32_t *p, int32_t key)
+{
+  __m256i wanted = _mm256_set1_epi32(key);
+  return __builtin_ctz(~(equal_32(p, wanted) | equal_32(p + 8, wanted) << 8));
+}
+FORCE_INLINE int run_of_shifted(const uint64_t *p, int shift, uint64_t key)
+{
+  __m256i wanted = _mm256_set1_epi64x((int64_t)key);
+  unsigned equal = 0;
+  for (int i = 0; i < 16; i += 4)
+    equal |= equal_64(_mm256_srli_epi64(_mm256_loadu_si256((const void *)(p + i)), shift), wanted) << i;
+  return __builtin_ctz(~equal);
+}
+FORCE_INLINE int run_of_i64(const int64_t *p, int64_t key)
+{
+  return run_of_shifted((const uint64_t *)p, 0, (uint64_t)key);
+}
 FORCE_INLINE vec vec_zero(void) { return FLOAT_WORD(setzero)(); }
 FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
 FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }

@@ -30,6 +30,24 @@ typedef __m512i vint;
 
 FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
 #define LOAD_AFTER(pointer, x) __asm__("" : "+r"(pointer) : "v"(x))
+FORCE_INLINE int run_of_i32(const int32_t *p, int32_t key)
+{
+  return __builtin_ctz(~(unsigned)_mm512_cmpeq_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(key)));
+}
+FORCE_INLINE int run_of_i64(const int64_t *p, int64_t key)
+{
+  __m512i wanted = _mm512_set1_epi64(key);
+  unsigned low = _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(p), wanted);
+  unsigned high = _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(p + 8), wanted);
+  return __builtin_ctz(~(low | high << 8));
+}
+FORCE_INLINE int run_of_shifted(const uint64_t *p, int shift, uint64_t key)
+{
+  __m512i wanted = _mm512_set1_epi64((int64_t)key);
+  unsigned low = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(_mm512_loadu_si512(p), (unsigned)shift), wanted);
+  unsigned high = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(_mm512_loadu_si512(p + 8), (unsigned)shift), wanted);
+  return __builtin_ctz(~(low | high << 8));
+}
 FORCE_INLINE vec vec_zero(void) { return FLOAT_WORD(setzero)(); }
 FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
 FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }

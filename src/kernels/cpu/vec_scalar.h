@@ -10,6 +10,7 @@
  *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
  *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
  *   vec_fold                   all lanes, added by halves: lane j takes j + VEC_LANES / 2, and so on down to one
+ *   run_of_i32, ...            how many of sixteen numbers, of which those that equal `key` come first, equal it
  */
 #ifndef SHF_KERNELS_VEC_SCALAR_H
 #define SHF_KERNELS_VEC_SCALAR_H
@@ -27,6 +28,14 @@ typedef lane_int vint;
 typedef int vmask;
 
 #define LOAD_AFTER(pointer, x) (void)0
+#define RUN_OF(key, value)                  \
+  int run = 0;                              \
+  while (run < 16 && (value) == key) run++; \
+  return run
+FORCE_INLINE int run_of_i32(const int32_t *p, int32_t key) { RUN_OF(key, p[run]); }
+FORCE_INLINE int run_of_i64(const int64_t *p, int64_t key) { RUN_OF(key, p[run]); }
+FORCE_INLINE int run_of_shifted(const uint64_t *p, int shift, uint64_t key) { RUN_OF(key, p[run] >> shift); }
+#undef RUN_OF
 FORCE_INLINE vec vec_zero(void) { return 0; }
 FORCE_INLINE vec vec_splat(acc x) { return x; }
 FORCE_INLINE vec vec_load(const acc *p) { return *p; }
