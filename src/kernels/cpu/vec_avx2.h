@@ -170,9 +170,23 @@ FORCE_INLINE vec bf16_widen(__m128i bits)
 {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
+#define BF16_PAIRS 1
+FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd)
+{
+  __m256i both = _mm256_loadu_si256((const void *)p);
+  *even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+  *odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(-65536)));
+}
+FORCE_INLINE void bf16_put_in_order(vec *even, vec *odd)
+{
+  vec low = _mm256_unpacklo_ps(*even, *odd), high = _mm256_unpackhi_ps(*even, *odd);
+  *even = _mm256_permute2f128_ps(low, high, 0x20);
+  *odd = _mm256_permute2f128_ps(low, high, 0x31);
+}
 FORCE_INLINE vec bf16_load(const uint16_t *p) { return bf16_widen(_mm_loadu_si128((const void *)p)); }
 FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes) { return bf16_widen(part_load(p, 2 * lanes)); }
-FORCE_INLINE __m128i bf16_round(vec x)
+/* Each in the lower half of its lane. */
+FORCE_INLINE __m256i bf16_nearest(vec x)
 {
   __m256i bits = _mm256_castps_si256(x);
   __m256i high = _mm256_srli_epi32(bits, 16);
@@ -182,8 +196,24 @@ FORCE_INLINE __m128i bf16_round(vec x)
   __m256i payload = _mm256_and_si256(high, _mm256_set1_epi32(0x7f));
   __m256i lost = _mm256_cmpeq_epi32(payload, _mm256_setzero_si256()); /* would be cut down to an infinity */
   __m256i quiet = _mm256_or_si256(high, _mm256_and_si256(lost, _mm256_set1_epi32(0x40)));
-  __m256i kept = _mm256_blendv_epi8(near, quiet, nan);
-  return _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+  return _mm256_blendv_epi8(near, quiet, nan);
+}
+FORCE_INLINE __m128i bf16_round(vec x)
+{
+  __m256i near = bf16_nearest(x);
+  return _mm_packus_epi32(_mm256_castsi256_si128(near), _mm256_extracti128_si256(near, 1));
+}
+FORCE_INLINE __m256i bf16_round_pair(vec even, vec odd)
+{
+  return _mm256_or_si256(bf16_nearest(even), _mm256_slli_epi32(bf16_nearest(odd), 16));
+}
+FORCE_INLINE void bf16_store_pair(uint16_t *p, vec even, vec odd)
+{
+  _mm256_storeu_si256((void *)p, bf16_round_pair(even, odd));
+}
+FORCE_INLINE void bf16_stream_pair(uint16_t *p, vec even, vec odd)
+{
+  _mm256_stream_si256((void *)p, bf16_round_pair(even, odd));
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { _mm_stream_si128((void *)p, bf16_round(x)); }

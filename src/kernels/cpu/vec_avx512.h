@@ -164,8 +164,23 @@ FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes)
 {
   return bf16_widen(_mm256_maskz_loadu_epi16(first_lanes(lanes), p));
 }
-/* By integers, since vcvtneps2bf16 flushes denormals. */
-FORCE_INLINE __m256i bf16_round(vec x)
+#define BF16_PAIRS 1
+FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd)
+{
+  __m512i both = _mm512_loadu_si512(p);
+  *even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+  *odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(-65536)));
+}
+FORCE_INLINE void bf16_put_in_order(vec *even, vec *odd)
+{
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  vec low = _mm512_permutex2var_ps(*even, first, *odd);
+  *odd = _mm512_permutex2var_ps(*even, second, *odd);
+  *even = low;
+}
+/* Each in the lower half of its lane. By integers, since vcvtneps2bf16 flushes denormals. */
+FORCE_INLINE __m512i bf16_nearest(vec x)
 {
   __m512i bits = _mm512_castps_si512(x);
   __m512i high = _mm512_srli_epi32(bits, 16);
@@ -177,7 +192,17 @@ FORCE_INLINE __m256i bf16_round(vec x)
     near = _mm512_mask_mov_epi32(near, nan, high);
     near = _mm512_mask_or_epi32(near, lost, near, _mm512_set1_epi32(0x40));
   }
-  return _mm512_cvtepi32_epi16(near);
+  return near;
+}
+FORCE_INLINE __m256i bf16_round(vec x) { return _mm512_cvtepi32_epi16(bf16_nearest(x)); }
+FORCE_INLINE __m512i bf16_round_pair(vec even, vec odd)
+{
+  return _mm512_or_si512(bf16_nearest(even), _mm512_slli_epi32(bf16_nearest(odd), 16));
+}
+FORCE_INLINE void bf16_store_pair(uint16_t *p, vec even, vec odd) { _mm512_storeu_si512(p, bf16_round_pair(even, odd)); }
+FORCE_INLINE void bf16_stream_pair(uint16_t *p, vec even, vec odd)
+{
+  _mm512_stream_si512((void *)p, bf16_round_pair(even, odd));
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { _mm256_stream_si256((void *)p, bf16_round(x)); }

@@ -6,6 +6,8 @@
  *   f16_load, f16_store ...    widen to acc exactly; round to nearest even, denormals kept
  *   ..._exact                  the same, and a NaN keeps its bits (the conversion instructions would make it quiet)
  *   ..._stream                 store past the caches, to an address that is a multiple of the vector
+ *   bf16_..._pair              two vectors of columns at once (BF16_PAIRS), the even ones and the odd ones, which takes half
+ *                              of the instructions; bf16_put_in_order makes the first and the second of them
  *   u8_load                    bytes as numbers
  *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
  *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
