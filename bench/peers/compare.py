@@ -16,7 +16,10 @@ def share_openmp():
   in each other's way."""
   if "SHEAF_PEERS_STARTED" in os.environ:
     return
-  torch_folder = importlib.util.find_spec("torch").submodule_search_locations[0]
+  torch = importlib.util.find_spec("torch")
+  if torch is None:
+    sys.exit("compare.py: this Python has no PyTorch; 'make bench-peers' sets up one that has")
+  torch_folder = torch.submodule_search_locations[0]
   found = glob.glob(os.path.join(torch_folder, "lib", "libgomp*")) + \
     glob.glob(os.path.join(os.path.dirname(torch_folder), "torch.libs", "libgomp*"))
   preload = ":".join(found[:1] + [os.environ.get("LD_PRELOAD", "")]).strip(":")

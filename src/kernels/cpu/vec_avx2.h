@@ -219,6 +219,19 @@ FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm_storeu_si128((void *)p, b
 FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { _mm_stream_si128((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, bf16_round(x), 2 * lanes); }
 
+/* 16-bit values + 0: no negative zero, no signalling NaN. */
+enum { PLUS_ZERO_LANES = 16 };
+FORCE_INLINE __m256i plus_zero_16(const uint16_t *p, short infinity, short quiet)
+{
+  __m256i x = _mm256_loadu_si256((const void *)p);
+  x = _mm256_andnot_si256(_mm256_cmpeq_epi16(x, _mm256_set1_epi16(-32768)), x);
+  __m256i size = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
+  __m256i nan = _mm256_cmpgt_epi16(size, _mm256_set1_epi16(infinity));
+  return _mm256_or_si256(x, _mm256_and_si256(nan, _mm256_set1_epi16(quiet)));
+}
+#define PLUS_ZERO_STORE(to, x) _mm256_storeu_si256((void *)(to), x)
+#define PLUS_ZERO_STREAM(to, x) _mm256_stream_si256((void *)(to), x)
+
 FORCE_INLINE vec bytes_widen(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
 FORCE_INLINE vec u8_load(const uint8_t *p) { return bytes_widen(_mm_loadl_epi64((const void *)p)); }
 FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes) { return bytes_widen(part_load(p, lanes)); }

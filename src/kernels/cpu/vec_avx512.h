@@ -211,6 +211,19 @@ FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes)
   _mm256_mask_storeu_epi16(p, first_lanes(lanes), bf16_round(x));
 }
 
+/* 16-bit values + 0: no negative zero, no signalling NaN. */
+enum { PLUS_ZERO_LANES = 32 };
+FORCE_INLINE __m512i plus_zero_16(const uint16_t *p, short infinity, short quiet)
+{
+  __m512i x = _mm512_loadu_si512(p);
+  x = _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(x, _mm512_set1_epi16(-32768)), x);
+  __m512i size = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+  __mmask32 nan = _mm512_cmpgt_epi16_mask(size, _mm512_set1_epi16(infinity));
+  return _mm512_mask_mov_epi16(x, nan, _mm512_or_si512(x, _mm512_set1_epi16(quiet)));
+}
+#define PLUS_ZERO_STORE(to, x) _mm512_storeu_si512(to, x)
+#define PLUS_ZERO_STREAM(to, x) _mm512_stream_si512((void *)(to), x)
+
 FORCE_INLINE vec bytes_widen(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
 FORCE_INLINE vec u8_load(const uint8_t *p) { return bytes_widen(_mm_loadu_si128((const void *)p)); }
 FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes)

@@ -8,6 +8,7 @@
  *   ..._stream                 store past the caches, to an address that is a multiple of the vector
  *   bf16_..._pair              two vectors of columns at once (BF16_PAIRS), the even ones and the odd ones, which takes half
  *                              of the instructions; bf16_put_in_order makes the first and the second of them
+ *   plus_zero_16               16-bit values + 0 without widening them, where there is PLUS_ZERO_STORE
  *   u8_load                    bytes as numbers
  *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
  *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
