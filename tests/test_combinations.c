@@ -12,41 +12,6 @@
 
 #include "support/tensors.h"
 
-static sheaf_tensor *keep_result(sheaf_status status, sheaf_tensor **out)
-{
-  expect_ok(status);
-  return tensor_keep(*out);
-}
-#define RESULT(out, call) ((out) = NULL, keep_result(call, &(out)))
-
-static sheaf_tensor *batched(sheaf_tensor *t, int dim, int level)
-{
-  sheaf_tensor *hidden;
-  return RESULT(hidden, sheaf_batch(t, dim, level, &hidden));
-}
-
-static sheaf_tensor *shown(sheaf_tensor *t, int level)
-{
-  sheaf_tensor *plain;
-  return RESULT(plain, sheaf_unbatch(t, 0, level, &plain));
-}
-
-/* Slice `which` of a contiguous tensor's first dimension, as a tensor of its own. */
-static sheaf_tensor *slice_of(const sheaf_tensor *t, int64_t which)
-{
-  int64_t shape[8], count = 1;
-  for (int i = 1; i < sheaf_tensor_rank(t); i++) count *= shape[i - 1] = sheaf_tensor_extent(t, i);
-  sheaf_tensor *slice = tensor_of(sheaf_tensor_dtype(t), sheaf_tensor_rank(t) - 1, shape, NULL);
-  for (int64_t i = 0; i < count; i++) tensor_set(slice, i, tensor_number(t, which * count + i));
-  return slice;
-}
-
-static sheaf_tensor *leaf(sheaf_tensor *t, sheaf_grad grad)
-{
-  expect_ok(sheaf_tensor_require_grad(t, grad));
-  return t;
-}
-
 /* ---- Forms within vmap ---- */
 
 static void test_row_sparse_tables_within_vmap(void **state)
@@ -61,13 +26,13 @@ static void test_row_sparse_tables_within_vmap(void **state)
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.mode = (sheaf_bag_mode)mode;
     sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 2));
-    RESULT(out, sheaf_embedding_bag(batched(indices, 0, 1), sparse, offsets, &options, &out));
-    RESULT(plain, sheaf_embedding_bag(batched(indices, 0, 1), dense, offsets, &options, &plain));
-    expect_same_tensor(shown(out, 1), shown(plain, 1));
+    RESULT(out, sheaf_embedding_bag(tensor_batched(indices, 0, 1), sparse, offsets, &options, &out));
+    RESULT(plain, sheaf_embedding_bag(tensor_batched(indices, 0, 1), dense, offsets, &options, &plain));
+    expect_same_tensor(tensor_shown(out, 1), tensor_shown(plain, 1));
   }
-  RESULT(out, sheaf_embedding(batched(indices, 0, 1), sparse, NULL, &out));
+  RESULT(out, sheaf_embedding(tensor_batched(indices, 0, 1), sparse, NULL, &out));
   RESULT(plain, sheaf_embedding(indices, dense, NULL, &plain));
-  expect_same_tensor(shown(out, 1), plain);
+  expect_same_tensor(tensor_shown(out, 1), plain);
 }
 
 static void test_nested_indices_within_vmap(void **state)
@@ -77,16 +42,12 @@ static void test_nested_indices_within_vmap(void **state)
   expect_ok(sheaf_tensor_nested(tensor_random_ints(SHEAF_I64, 6, SHAPE(5), 2),
                                 tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(0, 2, 2, 5)), &nested));
   tensor_keep(nested);
-  RESULT(out, sheaf_embedding_bag(nested, batched(tables, 0, 1), NULL, NULL, &out));
-  sheaf_tensor *all = shown(out, 1);
+  RESULT(out, sheaf_embedding_bag(nested, tensor_batched(tables, 0, 1), NULL, NULL, &out));
+  sheaf_tensor *all = tensor_shown(out, 1);
   for (int p = 0; p < 2; p++) {
-    RESULT(alone, sheaf_embedding_bag(nested, slice_of(tables, p), NULL, NULL, &alone));
-    expect_same_tensor(slice_of(all, p), alone);
+    RESULT(alone, sheaf_embedding_bag(nested, tensor_slice(tables, p), NULL, NULL, &alone));
+    expect_same_tensor(tensor_slice(all, p), alone);
   }
-  sheaf_tensor *jagged = NULL; /* each slice would have components of its own */
-  expect_status(sheaf_embedding(nested, batched(tables, 0, 1), NULL, &jagged), SHEAF_UNSUPPORTED);
-  expect_words("nested", "vmap");
-  assert_null(jagged);
 }
 
 static void test_nested_rows_are_quantised(void **state)
@@ -110,26 +71,28 @@ static void test_shapes_change_within_vmap(void **state)
 {
   (void)state;
   sheaf_tensor *t = tensor_random(SHEAF_F32, SHAPE(2, 3, 4), 1), *out, *twice;
-  RESULT(out, sheaf_reshape(batched(t, 0, 1), 1, (int64_t[]){12}, &out));
+  RESULT(out, sheaf_reshape(tensor_batched(t, 0, 1), 1, (int64_t[]){12}, &out));
   assert_int_equal(sheaf_tensor_rank(out), 1);
-  sheaf_tensor *flat = shown(out, 1);
+  sheaf_tensor *flat = tensor_shown(out, 1);
   assert_int_equal(sheaf_tensor_extent(flat, 1), 12);
   for (int i = 0; i < 24; i++) assert_true(tensor_number(flat, i) == tensor_number(t, i));
-  RESULT(out, sheaf_expand(batched(t, 0, 1), 5, &out));
-  sheaf_tensor *repeated = shown(out, 1);
+  RESULT(out, sheaf_expand(tensor_batched(t, 0, 1), 5, &out));
+  sheaf_tensor *repeated = tensor_shown(out, 1);
   assert_int_equal(sheaf_tensor_extent(repeated, 0), 2);
   assert_int_equal(sheaf_tensor_extent(repeated, 1), 5);
   for (int p = 0; p < 2; p++)
     for (int k = 0; k < 5; k++)
       for (int i = 0; i < 12; i++)
         assert_true(tensor_number(repeated, (p * 5 + k) * 12 + i) == tensor_number(t, p * 12 + i));
-  RESULT(out, sheaf_reshape(batched(batched(t, 0, 1), 0, 2), 2, (int64_t[]){2, 2}, &out)); /* two levels */
-  twice = shown(shown(out, 2), 1);
+  RESULT(out,
+         sheaf_reshape(tensor_batched(tensor_batched(t, 0, 1), 0, 2), 2, (int64_t[]){2, 2}, &out)); /* two levels */
+  twice = tensor_shown(tensor_shown(out, 2), 1);
   assert_int_equal(sheaf_tensor_rank(twice), 4);
   for (int i = 0; i < 24; i++) assert_true(tensor_number(twice, i) == tensor_number(t, i));
   sheaf_tensor *none = NULL;
-  expect_status(sheaf_reshape(batched(t, 0, 1), 1, (int64_t[]){11}, &none), SHEAF_INVALID_PROBLEM);
-  expect_status(sheaf_reshape(batched(t, 0, 1), 8, (int64_t[]){12, 1, 1, 1, 1, 1, 1, 1}, &none), SHEAF_INVALID_PROBLEM);
+  expect_status(sheaf_reshape(tensor_batched(t, 0, 1), 1, (int64_t[]){11}, &none), SHEAF_INVALID_PROBLEM);
+  expect_status(sheaf_reshape(tensor_batched(t, 0, 1), 8, (int64_t[]){12, 1, 1, 1, 1, 1, 1, 1}, &none),
+                SHEAF_INVALID_PROBLEM);
 }
 
 static void test_reshape_of_a_slice_copies(void **state)
@@ -150,16 +113,16 @@ static void test_vmap_over_nothing(void **state)
 {
   (void)state;
   sheaf_tensor *table = tensor_random(SHEAF_F32, SHAPE(4, 3), 1), *out, *packed;
-  sheaf_tensor *none = batched(tensor_of(SHEAF_I64, SHAPE(0, 5), NULL), 0, 1);
+  sheaf_tensor *none = tensor_batched(tensor_of(SHEAF_I64, SHAPE(0, 5), NULL), 0, 1);
   RESULT(out, sheaf_embedding(none, table, NULL, &out));
-  sheaf_tensor *all = shown(out, 1);
+  sheaf_tensor *all = tensor_shown(out, 1);
   assert_int_equal(sheaf_tensor_rank(all), 3);
   assert_int_equal(sheaf_tensor_extent(all, 0), 0);
   assert_int_equal(sheaf_tensor_extent(all, 1), 5);
   assert_int_equal(sheaf_tensor_extent(all, 2), 3);
   RESULT(packed, sheaf_quantize(table, SHEAF_INT4, &packed));
   RESULT(out, sheaf_embedding_bag(none, packed, tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 3)), NULL, &out));
-  all = shown(out, 1);
+  all = tensor_shown(out, 1);
   assert_int_equal(sheaf_tensor_extent(all, 1), 2);
   assert_int_equal(sheaf_tensor_dtype(all), SHEAF_F32);
   sheaf_tensor *wrong = NULL; /* every check is made all the same */
@@ -174,13 +137,13 @@ static void test_gradients_over_nothing(void **state)
   for (int which = 0; which < 6; which++) { /* the table alone, or weights of each slice (of none) too */
     int both = which & 1;
     sheaf_grad kind = (sheaf_grad)(SHEAF_GRAD_DENSE + which / 2);
-    sheaf_tensor *table = leaf(tensor_random(SHEAF_F32, SHAPE(4, 3), 1), kind), *out, *dense;
-    sheaf_tensor *weights = leaf(tensor_of(SHEAF_F32, SHAPE(0, 2, 5), NULL), SHEAF_GRAD_DENSE);
-    sheaf_tensor *none = batched(tensor_of(SHEAF_I64, SHAPE(0, 2, 5), NULL), 0, 1);
+    sheaf_tensor *table = tensor_leaf(tensor_random(SHEAF_F32, SHAPE(4, 3), 1), kind), *out, *dense;
+    sheaf_tensor *weights = tensor_leaf(tensor_of(SHEAF_F32, SHAPE(0, 2, 5), NULL), SHEAF_GRAD_DENSE);
+    sheaf_tensor *none = tensor_batched(tensor_of(SHEAF_I64, SHAPE(0, 2, 5), NULL), 0, 1);
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
-    if (both) options.per_sample_weights = batched(weights, 0, 1);
+    if (both) options.per_sample_weights = tensor_batched(weights, 0, 1);
     RESULT(out, sheaf_embedding_bag(none, table, NULL, &options, &out));
-    sheaf_tensor *all = shown(out, 1);
+    sheaf_tensor *all = tensor_shown(out, 1);
     assert_true(sheaf_tensor_requires_grad(all));
     assert_int_equal(sheaf_tensor_rank(all), 3);
     expect_ok(sheaf_backward(all, NULL, NULL));
@@ -194,7 +157,7 @@ static void test_gradients_over_nothing(void **state)
     assert_int_equal(sheaf_tensor_rank(sheaf_tensor_grad(weights)), 3);
     assert_int_equal(sheaf_tensor_extent(sheaf_tensor_grad(weights), 0), 0);
   }
-  sheaf_tensor *data = leaf(tensor_random(SHEAF_F64, SHAPE(3), 1), SHEAF_GRAD_DENSE), *copies;
+  sheaf_tensor *data = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(3), 1), SHEAF_GRAD_DENSE), *copies;
   RESULT(copies, sheaf_expand(data, 0, &copies)); /* no copies */
   expect_ok(sheaf_backward(copies, NULL, NULL));
   expect_tensor(sheaf_tensor_grad(data), 0, 0, 0);
@@ -208,24 +171,24 @@ static void test_frequency_scaling_of_a_shared_table(void **state)
   (void)state;
   sheaf_tensor *indices = tensor_of(SHEAF_I64, SHAPE(2, 4), NUMBERS(1, 1, 3, 0, 1, 2, 2, 2)), *out;
   for (int bag = 0; bag < 2; bag++) {
-    sheaf_tensor *table = leaf(tensor_random(SHEAF_F64, SHAPE(4, 2), 1), SHEAF_GRAD_DENSE);
-    sheaf_tensor *again = leaf(tensor_random(SHEAF_F64, SHAPE(4, 2), 1), SHEAF_GRAD_DENSE);
+    sheaf_tensor *table = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(4, 2), 1), SHEAF_GRAD_DENSE);
+    sheaf_tensor *again = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(4, 2), 1), SHEAF_GRAD_DENSE);
     sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
     sheaf_embedding_bag_options bags = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.scale_grad_by_freq = bags.scale_grad_by_freq = 1;
-    sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 1)), *hidden = batched(indices, 0, 1);
+    sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 1)), *hidden = tensor_batched(indices, 0, 1);
     if (bag)
       RESULT(out, sheaf_embedding_bag(hidden, table, offsets, &bags, &out));
     else
       RESULT(out, sheaf_embedding(hidden, table, &options, &out));
-    sheaf_tensor *all = shown(out, 1), *grad = tensor_random(SHEAF_F64, SHAPE(2, bag ? 2 : 4, 2), 3);
+    sheaf_tensor *all = tensor_shown(out, 1), *grad = tensor_random(SHEAF_F64, SHAPE(2, bag ? 2 : 4, 2), 3);
     expect_ok(sheaf_backward(all, grad, NULL));
     for (int p = 0; p < 2; p++) {
       if (bag)
-        RESULT(out, sheaf_embedding_bag(slice_of(indices, p), again, offsets, &bags, &out));
+        RESULT(out, sheaf_embedding_bag(tensor_slice(indices, p), again, offsets, &bags, &out));
       else
-        RESULT(out, sheaf_embedding(slice_of(indices, p), again, &options, &out));
-      expect_ok(sheaf_backward(out, slice_of(grad, p), NULL));
+        RESULT(out, sheaf_embedding(tensor_slice(indices, p), again, &options, &out));
+      expect_ok(sheaf_backward(out, tensor_slice(grad, p), NULL));
     }
     expect_near_tensor(sheaf_tensor_grad(table), sheaf_tensor_grad(again), 1e-14);
   }
@@ -246,12 +209,12 @@ static void differentiate_twice(sheaf_tensor *out, sheaf_tensor *grad, sheaf_ten
 static void test_lookups_twice_within_vmap(void **state)
 {
   (void)state;
-  sheaf_tensor *tables = leaf(tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 1), SHEAF_GRAD_DENSE), *out;
+  sheaf_tensor *tables = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 1), SHEAF_GRAD_DENSE), *out;
   sheaf_tensor *indices = tensor_random_ints(SHEAF_I64, 5, SHAPE(2, 4), 2);
-  sheaf_tensor *grad = leaf(tensor_random(SHEAF_F64, SHAPE(2, 4, 3), 3), SHEAF_GRAD_DENSE);
+  sheaf_tensor *grad = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, 4, 3), 3), SHEAF_GRAD_DENSE);
   sheaf_tensor *toward = tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 4);
-  RESULT(out, sheaf_embedding(batched(indices, 0, 1), batched(tables, 0, 1), NULL, &out));
-  differentiate_twice(shown(out, 1), grad, tables, toward);
+  RESULT(out, sheaf_embedding(tensor_batched(indices, 0, 1), tensor_batched(tables, 0, 1), NULL, &out));
+  differentiate_twice(tensor_shown(out, 1), grad, tables, toward);
   for (int p = 0; p < 2; p++)
     for (int n = 0; n < 4; n++)
       for (int d = 0; d < 3; d++) /* looked up in what comes in */
@@ -263,20 +226,21 @@ static void test_bags_twice_within_vmap(void **state)
 {
   (void)state;
   for (int shared = 0; shared < 2; shared++) { /* weights of each slice, or one for all */
-    sheaf_tensor *tables = leaf(tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 1), SHEAF_GRAD_DENSE), *out;
+    sheaf_tensor *tables = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 1), SHEAF_GRAD_DENSE), *out;
     sheaf_tensor *indices = tensor_random_ints(SHEAF_I64, 5, SHAPE(2, 6), 2);
     sheaf_tensor *weights = shared ? tensor_random(SHEAF_F64, SHAPE(6), 5) : tensor_random(SHEAF_F64, SHAPE(2, 6), 5);
-    sheaf_tensor *grad = leaf(tensor_random(SHEAF_F64, SHAPE(2, 2, 3), 3), SHEAF_GRAD_DENSE);
+    sheaf_tensor *grad = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, 2, 3), 3), SHEAF_GRAD_DENSE);
     sheaf_tensor *toward = tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 4);
     sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 4));
-    leaf(weights, SHEAF_GRAD_DENSE);
+    tensor_leaf(weights, SHEAF_GRAD_DENSE);
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.mode = SHEAF_MODE_SUM;
-    options.per_sample_weights = shared ? weights : batched(weights, 0, 1);
-    RESULT(out, sheaf_embedding_bag(batched(indices, 0, 1), batched(tables, 0, 1), offsets, &options, &out));
+    options.per_sample_weights = shared ? weights : tensor_batched(weights, 0, 1);
+    RESULT(out,
+           sheaf_embedding_bag(tensor_batched(indices, 0, 1), tensor_batched(tables, 0, 1), offsets, &options, &out));
     sheaf_backward_options twice = SHEAF_BACKWARD_OPTIONS_INIT;
     twice.create_graph = 1;
-    expect_ok(sheaf_backward(shown(out, 1), grad, &twice));
+    expect_ok(sheaf_backward(tensor_shown(out, 1), grad, &twice));
     sheaf_tensor *first = tensor_keep(sheaf_tensor_retain(sheaf_tensor_grad(tables)));
     sheaf_tensor_clear_grad(tables);
     sheaf_tensor_clear_grad(weights);
@@ -311,16 +275,17 @@ static void mean_twice(sheaf_tensor *indices, sheaf_tensor *const *leaves, uint3
                        sheaf_tensor *toward)
 {
   sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 4)), *ops[2], *out;
-  for (int i = 0; i < LEAVES; i++) leaf(leaves[i], SHEAF_GRAD_DENSE);
-  for (int i = 0; i < 2; i++) ops[i] = hidden >> i & 1 ? batched(leaves[i], 0, 1) : leaves[i];
+  for (int i = 0; i < LEAVES; i++) tensor_leaf(leaves[i], SHEAF_GRAD_DENSE);
+  for (int i = 0; i < 2; i++) ops[i] = hidden >> i & 1 ? tensor_batched(leaves[i], 0, 1) : leaves[i];
   sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
   options.scale_grad_by_freq = scaled != 0;
   options.per_sample_weights = ops[OF_WEIGHTS];
   int all = sheaf_tensor_rank(indices) > 1;
-  RESULT(out, sheaf_embedding_bag(all ? batched(indices, 0, 1) : indices, ops[OF_TABLE], offsets, &options, &out));
+  RESULT(out,
+         sheaf_embedding_bag(all ? tensor_batched(indices, 0, 1) : indices, ops[OF_TABLE], offsets, &options, &out));
   sheaf_backward_options twice = SHEAF_BACKWARD_OPTIONS_INIT;
   twice.create_graph = 1;
-  expect_ok(sheaf_backward(all ? shown(out, 1) : out, leaves[OF_GRAD], &twice));
+  expect_ok(sheaf_backward(all ? tensor_shown(out, 1) : out, leaves[OF_GRAD], &twice));
   sheaf_tensor *first = tensor_keep(sheaf_tensor_retain(sheaf_tensor_grad(leaves[of])));
   for (int i = 0; i < LEAVES; i++) sheaf_tensor_clear_grad(leaves[i]);
   expect_ok(sheaf_backward(first, toward, NULL));
@@ -356,15 +321,16 @@ static void test_means_twice_within_vmap(void **state)
         of == OF_TABLE ? tensor_random(SHEAF_F64, SHAPE(2, 5, 3), 4) : tensor_random(SHEAF_F64, SHAPE(2, 6), 4);
     for (int i = 0; i < 12; i++) tensor_set(all[OF_WEIGHTS], i, 2 + tensor_number(all[OF_WEIGHTS], i));
     for (int i = 0; i < 2; i++)
-      if (!(hidden >> i & 1)) all[i] = slice_of(all[i], 0);
-    if (!(hidden >> of & 1)) toward = slice_of(toward, 0);
+      if (!(hidden >> i & 1)) all[i] = tensor_slice(all[i], 0);
+    if (!(hidden >> of & 1)) toward = tensor_slice(toward, 0);
     mean_twice(indices, all, hidden, of, scaled, toward);
     for (int p = 0; p < 2; p++) {
       for (int i = 0; i < LEAVES; i++) {
         int own = i == OF_GRAD || (hidden >> i & 1);
-        alone[p][i] = slice_of(own ? all[i] : as_slices(all[i]), own ? p : 0);
+        alone[p][i] = tensor_slice(own ? all[i] : as_slices(all[i]), own ? p : 0);
       }
-      mean_twice(slice_of(indices, p), alone[p], 0, of, scaled, hidden >> of & 1 ? slice_of(toward, p) : toward);
+      mean_twice(tensor_slice(indices, p), alone[p], 0, of, scaled,
+                 hidden >> of & 1 ? tensor_slice(toward, p) : toward);
     }
     for (int i = 0; i < LEAVES; i++) {
       int own = i == OF_GRAD || (hidden >> i & 1);
@@ -384,12 +350,13 @@ static void test_means_twice_within_vmap(void **state)
 static void test_segments_twice_within_vmap(void **state)
 {
   (void)state;
-  sheaf_tensor *data = leaf(tensor_random(SHEAF_F64, SHAPE(2, 5, 2), 1), SHEAF_GRAD_DENSE), *out;
+  sheaf_tensor *data = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, 5, 2), 1), SHEAF_GRAD_DENSE), *out;
   sheaf_tensor *ids = tensor_of(SHEAF_I64, SHAPE(2, 5), NUMBERS(0, 0, 1, 2, 2, 0, 1, 1, 1, 2));
-  sheaf_tensor *grad = leaf(tensor_random(SHEAF_F64, SHAPE(2, 3, 2), 3), SHEAF_GRAD_DENSE);
+  sheaf_tensor *grad = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, 3, 2), 3), SHEAF_GRAD_DENSE);
   sheaf_tensor *toward = tensor_random(SHEAF_F64, SHAPE(2, 5, 2), 4);
-  RESULT(out, sheaf_segment_reduce(batched(data, 0, 1), SHEAF_REDUCE_MEAN, batched(ids, 0, 1), 3, NULL, &out));
-  differentiate_twice(shown(out, 1), grad, data, toward);
+  RESULT(out,
+         sheaf_segment_reduce(tensor_batched(data, 0, 1), SHEAF_REDUCE_MEAN, tensor_batched(ids, 0, 1), 3, NULL, &out));
+  differentiate_twice(tensor_shown(out, 1), grad, data, toward);
   for (int p = 0; p < 2; p++)
     for (int s = 0; s < 3; s++)
       for (int d = 0; d < 2; d++) {
@@ -412,10 +379,10 @@ static void test_second_gradients_within_autocast(void **state)
   for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_SUM; mode++) {
     sheaf_tensor *table[2], *weights[2], *indices = tensor_random_ints(SHEAF_I64, 5, SHAPE(2, 3), 2), *out;
     for (int within = 0; within < 2; within++) {
-      table[within] = leaf(tensor_random(SHEAF_F32, SHAPE(5, 3), 1), SHEAF_GRAD_DENSE);
+      table[within] = tensor_leaf(tensor_random(SHEAF_F32, SHAPE(5, 3), 1), SHEAF_GRAD_DENSE);
       weights[within] = tensor_random(SHEAF_F32, SHAPE(2, 3), 3);
       for (int i = 0; i < 6; i++) tensor_set(weights[within], i, 2 + tensor_number(weights[within], i));
-      leaf(weights[within], SHEAF_GRAD_DENSE);
+      tensor_leaf(weights[within], SHEAF_GRAD_DENSE);
       sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
       options.mode = (sheaf_bag_mode)mode;
       options.per_sample_weights = weights[within];

@@ -224,6 +224,7 @@ sheaf_status sheaf_tensor_detach(sheaf_tensor *tensor, sheaf_tensor **detached)
   t->bytes = tensor->bytes;
   t->coalesced = tensor->coalesced;
   t->levels = tensor->levels;
+  t->lead = tensor->lead;
   memcpy(t->level, tensor->level, sizeof t->level);
   shf_copy_name(t, tensor);
   for (int i = 0; i < 2; i++)

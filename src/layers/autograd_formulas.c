@@ -29,9 +29,28 @@ sheaf_status shf_grad_call(sheaf_op op, sheaf_tensor *const *inputs, int input_c
   return sheaf_dispatch(&call);
 }
 
+/* The sum over the leading dimension of a nested tensor. */
+static sheaf_status sum_nested(const sheaf_tensor *each, sheaf_tensor **sum)
+{
+  sheaf_tensor *values;
+  SHF_REQUIRE(!each->history && !shf_thread.trace, UNSUPPORTED,
+              "a nested gradient of what %" PRId64 " slices share is neither differentiated again nor traced",
+              each->extent[0]);
+  SHF_TRY(shf_grad_sum_problems(sheaf_tensor_retain(each->part[0]), &values));
+  sheaf_status status = shf_tensor_nested(values, each->part[1], each->lead - 1, sum);
+  sheaf_tensor_release(values);
+  return status;
+}
+
 /* The gradient of an input that all problems of a batch share: the sum over the leading dimension. Takes `each`. */
 sheaf_status shf_grad_sum_problems(sheaf_tensor *each, sheaf_tensor **sum)
 {
+  int listed = each->form == SHEAF_FORM_SPARSE && each->rank > 2 && !each->history && !shf_thread.trace; /* or dense */
+  if (listed || each->form == SHEAF_FORM_NESTED) {
+    sheaf_status summed = listed ? shf_sparse_sum_problems(each, sum) : sum_nested(each, sum);
+    sheaf_tensor_release(each);
+    return summed;
+  }
   int64_t flat[] = {each->extent[0], 1};
   for (int i = 1; i < each->rank; i++) flat[1] *= each->extent[i]; /* also of no problems, whose sum is zero */
   sheaf_tensor *rows = NULL, *ids = NULL, *outputs[2] = {NULL, NULL};
@@ -94,14 +113,10 @@ void shf_grad_attrs(const sheaf_call *forward, const sheaf_tensor *table, sheaf_
 
 /* ---- Lookup ---- */
 
-sheaf_status shf_grad_sharing(const sheaf_call *forward, const sheaf_attr *attrs, shf_sharing *sharing)
+shf_sharing shf_grad_sharing(const sheaf_call *forward)
 {
-  int shared = forward->batch && !shf_grad_is_batched(forward, TABLE);
-  int scaled = attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i != 0;
-  SHF_REQUIRE(!shared || !scaled || !attrs[SHEAF_EMBEDDING_SPARSE].i, UNSUPPORTED,
-              "scale_grad_by_freq of a row-sparse gradient of a table that %" PRId64 " problems share", forward->batch);
-  *sharing = !shared ? SHF_SHARES_NOTHING : scaled ? SHF_SHARES_SUMS : SHF_SHARES_ENTRIES;
-  return SHEAF_OK;
+  if (!forward->batch || shf_grad_is_batched(forward, TABLE)) return SHF_SHARES_NOTHING;
+  return forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i ? SHF_SHARES_SUMS : SHF_SHARES_ENTRIES;
 }
 
 sheaf_status shf_grad_sum_shared(shf_sharing sharing, sheaf_tensor **grad)
@@ -117,33 +132,21 @@ static sheaf_status embedding_backward(SHF_GRADIENT_ARGUMENTS)
   (void)context;
   (void)wanted;
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
-  sheaf_tensor *grad, *inputs[2] = {NULL, NULL};
+  sheaf_tensor *grad;
   sheaf_call how = SHEAF_CALL_INIT;
-  shf_sharing sharing;
+  shf_sharing sharing = shf_grad_sharing(forward);
   shf_grad_attrs(forward, likes[TABLE], attrs);
   attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
   if (attrs[SHEAF_EMBEDDING_SPARSE].i) how.include = sheaf_keyset_of(SHEAF_KEY_SPARSE);
-  SHF_TRY(shf_grad_sharing(forward, attrs, &sharing));
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[TABLE]->dtype, NULL, &grad));
-  sheaf_status status = SHEAF_OK;
-  if (sharing == SHF_SHARES_ENTRIES) {
-    status = shf_grad_merge_leading(grad, &inputs[0]);
-    if (status == SHEAF_OK) {
-      int64_t all = shf_tensor_elements(forward->inputs[INDICES]);
-      status = shf_send_reshape(forward->inputs[INDICES], 1, &all, NULL, &inputs[1]);
-    }
-  } else {
-    inputs[0] = sheaf_tensor_retain(grad);
-    inputs[1] = sheaf_tensor_retain(forward->inputs[INDICES]);
+  if (sharing != SHF_SHARES_ENTRIES) { /* else the indices of all problems, whatever their shape, are one problem's */
     how.batch = forward->batch;
     how.batched = 1u | (shf_grad_is_batched(forward, INDICES) ? 2u : 0);
   }
-  if (status == SHEAF_OK)
-    status = shf_grad_call(SHEAF_OP_EMBEDDING_BACKWARD, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how,
-                           &input_grads[TABLE], 1);
+  sheaf_tensor *inputs[] = {grad, forward->inputs[INDICES]};
+  sheaf_status status =
+      shf_grad_call(SHEAF_OP_EMBEDDING_BACKWARD, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how, &input_grads[TABLE], 1);
   if (status == SHEAF_OK) status = shf_grad_sum_shared(sharing, &input_grads[TABLE]);
-  sheaf_tensor_release(inputs[0]);
-  sheaf_tensor_release(inputs[1]);
   sheaf_tensor_release(grad);
   return status;
 }
