@@ -230,12 +230,54 @@ static sheaf_status cast_backward(SHF_GRADIENT_ARGUMENTS)
   return shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[0]->dtype, NULL, &input_grads[0]);
 }
 
-static sheaf_status same_backward(SHF_GRADIENT_ARGUMENTS)
+/* Where each value of a nested tensor went when it was padded, as nested indices; made on the host. */
+static sheaf_status places_of(const sheaf_tensor *nested, int64_t longest, sheaf_tensor **out)
+{
+  const int lead = nested->lead;
+  int64_t lists = 1, components = nested->extent[lead], *place;
+  sheaf_tensor *offsets = NULL, *host = NULL, *places = NULL;
+  for (int i = 0; i < lead; i++) lists *= nested->extent[i];
+  sheaf_status status = shf_tensor_on_host(nested->part[1], &offsets);
+  if (status == SHEAF_OK) status = shf_tensor_make(SHEAF_I64, lead + 1, nested->part[0]->extent, offsets, &host);
+  if (status == SHEAF_OK) {
+    place = host->dl.data;
+    for (int64_t c = 0; c < lists * components; c++) {
+      int64_t length = shf_index_at(offsets, c % components + 1) - shf_index_at(offsets, c % components);
+      for (int64_t i = 0; i < length; i++) *place++ = c * longest + i;
+    }
+    status = sheaf_tensor_to(host, shf_device_of(nested), &places);
+  }
+  if (status == SHEAF_OK) status = shf_tensor_nested(places, nested->part[1], lead, out);
+  sheaf_tensor_release(places);
+  sheaf_tensor_release(host);
+  sheaf_tensor_release(offsets);
+  return status;
+}
+
+/* The gradient of a nested tensor that was padded: its values are looked up where they went. */
+static sheaf_status unpad(sheaf_tensor *nested, sheaf_tensor *grad, sheaf_tensor **out)
+{
+  int64_t matrix[] = {1, 1};
+  sheaf_tensor *inputs[2] = {NULL, NULL}, *found = NULL;
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1};
+  for (int i = 0; i < grad->rank; i++) matrix[i > nested->lead + 1] *= grad->extent[i];
+  SHF_TRY(shf_send_reshape(grad, 2, matrix, NULL, &inputs[0]));
+  sheaf_status status = places_of(nested, grad->extent[nested->lead + 1], &inputs[1]);
+  if (status == SHEAF_OK)
+    status = shf_grad_call(SHEAF_OP_EMBEDDING, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, NULL, &found, 1);
+  if (status == SHEAF_OK) status = shf_send_reshape(found, nested->rank, nested->extent, NULL, out);
+  sheaf_tensor_release(found);
+  sheaf_tensor_release(inputs[1]);
+  sheaf_tensor_release(inputs[0]);
+  return status;
+}
+
+static sheaf_status to_dense_backward(SHF_GRADIENT_ARGUMENTS)
 {
   (void)context;
-  (void)forward;
   (void)wanted;
   (void)likes;
+  if (forward->inputs[0]) return unpad(forward->inputs[0], output_grads[0], &input_grads[0]);
   input_grads[0] = sheaf_tensor_retain(output_grads[0]);
   return SHEAF_OK;
 }
@@ -265,6 +307,22 @@ static sheaf_status expand_backward(SHF_GRADIENT_ARGUMENTS)
   return shf_grad_sum_problems(sheaf_tensor_retain(output_grads[0]), &input_grads[0]);
 }
 
+/* Zeros that a gradient can be added to: nested as it is, or dense. */
+static sheaf_status zeros_like(const sheaf_tensor *grad, sheaf_tensor **zeros)
+{
+  const sheaf_tensor *like = grad->form == SHEAF_FORM_NESTED ? grad->part[0] : grad;
+  sheaf_tensor *made;
+  *zeros = NULL;
+  SHF_TRY(shf_tensor_make(like->dtype, like->rank, like->extent, like, &made));
+  sheaf_status status = shf_tensor_clear(made);
+  if (status == SHEAF_OK && like == grad)
+    *zeros = sheaf_tensor_retain(made);
+  else if (status == SHEAF_OK)
+    status = shf_tensor_nested(made, grad->part[1], grad->lead, zeros);
+  sheaf_tensor_release(made);
+  return status;
+}
+
 static sheaf_status add_backward(SHF_GRADIENT_ARGUMENTS)
 {
   (void)context;
@@ -276,9 +334,8 @@ static sheaf_status add_backward(SHF_GRADIENT_ARGUMENTS)
       continue;
     }
     sheaf_tensor *zeros, *scaled = NULL;
-    SHF_TRY(shf_tensor_make(grad->dtype, grad->rank, grad->extent, grad, &zeros));
-    sheaf_status status = shf_tensor_clear(zeros);
-    if (status == SHEAF_OK) status = shf_send_add(zeros, grad, forward->attrs[0].f, NULL, &scaled);
+    SHF_TRY(zeros_like(grad, &zeros));
+    sheaf_status status = shf_send_add(zeros, grad, forward->attrs[0].f, NULL, &scaled);
     sheaf_tensor_release(zeros);
     if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, scaled, likes[i]->dtype, NULL, &input_grads[i]);
     sheaf_tensor_release(scaled);
@@ -300,6 +357,8 @@ shf_needs shf_gradient_needs(const sheaf_call *call, const sheaf_gradient *gradi
       needs.inputs |= SHF_BIT(TABLE);
       if (mode == SHEAF_MODE_MEAN) needs.outputs |= SHF_BIT(0);
     }
+  } else if (call->op == SHEAF_OP_TO_DENSE) {
+    if (call->inputs[0]->form == SHEAF_FORM_NESTED) needs.inputs |= SHF_BIT(0); /* its offsets */
   } else if (call->op == SHEAF_OP_SEGMENT_REDUCE) {
     if (call->inputs[0]->form == SHEAF_FORM_NESTED) needs.inputs |= SHF_BIT(0); /* its offsets are the segments */
     int64_t reduce = call->attrs[SHEAF_SEGMENT_REDUCE].i;
@@ -326,7 +385,7 @@ const sheaf_gradient shf_built_in_gradients[SHEAF_OP_BUILT_IN] = {
     [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = GRADIENT(1 | 8 | 16, 1 | 2 | 4 | 8 | 16, shf_grad_bag_twice),
     [SHEAF_OP_SEGMENT_REDUCE] = GRADIENT(1, 2, segment_backward),
     [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = GRADIENT(1, 2, segment_double_backward),
-    [SHEAF_OP_TO_DENSE] = GRADIENT(1, 0, same_backward),
+    [SHEAF_OP_TO_DENSE] = GRADIENT(1, 0, to_dense_backward),
     [SHEAF_OP_CAST] = GRADIENT(1, 0, cast_backward),
     [SHEAF_OP_ADD] = GRADIENT(3, 0, add_backward),
     [SHEAF_OP_MOVEDIM] = GRADIENT(1, 0, movedim_backward),

@@ -116,6 +116,27 @@ static sheaf_status look_up_nothing(sheaf_tensor *rows, const sheaf_tensor *resu
   return status;
 }
 
+/* A dense or nested tensor as a matrix of its last dimension. */
+static sheaf_status as_matrix(sheaf_tensor *t, const sheaf_frame *frame, sheaf_tensor **rows)
+{
+  sheaf_tensor *dense = NULL;
+  *rows = NULL;
+  if (t->form == SHEAF_FORM_NESTED)
+    SHF_TRY(shf_send_unary(SHEAF_OP_TO_DENSE, t, frame, &dense));
+  else
+    dense = sheaf_tensor_retain(t);
+  if (dense->rank == 2) {
+    *rows = dense;
+    return SHEAF_OK;
+  }
+  int whole = dense->rank > 1;
+  int64_t matrix[] = {1, whole ? dense->extent[dense->rank - 1] : 1};
+  for (int d = 0; d < dense->rank - whole; d++) matrix[0] *= dense->extent[d];
+  sheaf_status status = shf_send_reshape(dense, 2, matrix, frame, rows);
+  sheaf_tensor_release(dense);
+  return status;
+}
+
 /* Nothing is looked up in the inputs that require a gradient, and added to the result, so that backward gives them zeros
  * of the kind that they want. */
 static sheaf_status join_graphs(const sheaf_call *call, const sheaf_frame *frame, sheaf_tensor **result)
@@ -123,14 +144,8 @@ static sheaf_status join_graphs(const sheaf_call *call, const sheaf_frame *frame
   for (int i = 0; i < call->input_count; i++) {
     sheaf_tensor *t = shf_is_batched(call->inputs[i]) ? call->inputs[i]->part[0] : call->inputs[i];
     sheaf_tensor *rows = NULL, *nothing = NULL, *joined = NULL;
-    if (!sheaf_tensor_requires_grad(t) || (t->form != SHEAF_FORM_DENSE && t->form != SHEAF_FORM_META)) continue;
-    int64_t matrix[] = {1, t->rank > 1 ? t->extent[t->rank - 1] : 1};
-    for (int d = 0; d < (t->rank > 1 ? t->rank - 1 : t->rank); d++) matrix[0] *= t->extent[d];
-    sheaf_status status = SHEAF_OK;
-    if (t->rank == 2)
-      rows = sheaf_tensor_retain(t);
-    else
-      status = shf_send_reshape(t, 2, matrix, frame, &rows);
+    if (!sheaf_tensor_requires_grad(t)) continue;
+    sheaf_status status = as_matrix(t, frame, &rows);
     if (status == SHEAF_OK) status = look_up_nothing(rows, *result, frame, &nothing);
     if (status == SHEAF_OK) status = shf_send_add(*result, nothing, 1, frame, &joined);
     sheaf_tensor_release(nothing);
