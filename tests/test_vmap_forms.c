@@ -249,6 +249,21 @@ static void test_nested_results_without_data(void **state)
   assert_int_equal(sheaf_tensor_extent(tensor_shown(sums, 1), 1), COMPONENTS);
 }
 
+static void test_nested_indices_within_vmap(void **state)
+{
+  (void)state;
+  sheaf_tensor *tables = tensor_random(SHEAF_F32, SHAPE(2, 6, 3), 1), *nested, *out, *alone;
+  expect_ok(sheaf_tensor_nested(tensor_random_ints(SHEAF_I64, 6, SHAPE(5), 2),
+                                tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(0, 2, 2, 5)), &nested));
+  tensor_keep(nested);
+  RESULT(out, sheaf_embedding_bag(nested, tensor_batched(tables, 0, 1), NULL, NULL, &out));
+  sheaf_tensor *all = tensor_shown(out, 1);
+  for (int p = 0; p < 2; p++) {
+    RESULT(alone, sheaf_embedding_bag(nested, tensor_slice(tables, p), NULL, NULL, &alone));
+    expect_same_tensor(tensor_slice(all, p), alone);
+  }
+}
+
 /* ---- Row-sparse gradients of tables of each slice ---- */
 
 typedef struct grads_case {
@@ -395,6 +410,27 @@ static void test_scaled_sparse_gradients_of_a_shared_table(void **state)
 }
 
 /* ---- Row-sparse tables of each slice ---- */
+
+static void test_row_sparse_tables_within_vmap(void **state)
+{
+  (void)state;
+  sheaf_tensor *values = tensor_random(SHEAF_F32, SHAPE(3, 4), 1), *sparse, *dense, *out, *plain;
+  expect_ok(sheaf_tensor_sparse(tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(5, 1, 5)), values, 7, 0, &sparse));
+  tensor_keep(sparse);
+  RESULT(dense, sheaf_to_dense(sparse, &dense));
+  sheaf_tensor *indices = tensor_random_ints(SHEAF_I64, 7, SHAPE(3, 5), 2);
+  for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_MAX; mode++) {
+    sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+    options.mode = (sheaf_bag_mode)mode;
+    sheaf_tensor *offsets = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 2));
+    RESULT(out, sheaf_embedding_bag(tensor_batched(indices, 0, 1), sparse, offsets, &options, &out));
+    RESULT(plain, sheaf_embedding_bag(tensor_batched(indices, 0, 1), dense, offsets, &options, &plain));
+    expect_same_tensor(tensor_shown(out, 1), tensor_shown(plain, 1));
+  }
+  RESULT(out, sheaf_embedding(tensor_batched(indices, 0, 1), sparse, NULL, &out));
+  RESULT(plain, sheaf_embedding(indices, dense, NULL, &plain));
+  expect_same_tensor(tensor_shown(out, 1), plain);
+}
 
 static void test_sparse_tables_of_each_slice(void **state)
 {
@@ -572,10 +608,12 @@ int main(void)
       TEST(test_shapes_of_nested_tensors),
       TEST(test_nested_results_over_nothing),
       TEST(test_nested_results_without_data),
+      TEST(test_nested_indices_within_vmap),
       TEST(test_gradients_have_the_bits_of_dense_ones),
       TEST(test_a_step_with_tables_of_each_slice),
       TEST(test_sparse_gradients_of_nested_vmap),
       TEST(test_scaled_sparse_gradients_of_a_shared_table),
+      TEST(test_row_sparse_tables_within_vmap),
       TEST(test_sparse_tables_of_each_slice),
       TEST(test_sparse_tensors_of_three_dimensions),
       TEST(test_sparse_gradients_stay_small_within_vmap),
