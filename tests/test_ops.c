@@ -348,6 +348,21 @@ static void test_meta_touches_no_memory(void **state)
   tensor_result(sheaf_movedim(data, 1, 0, &plain), &plain);
 }
 
+/* Whatever device the tensor is like, one without data lies nowhere. */
+static void test_meta_of_a_device(void **state)
+{
+  (void)state;
+  int64_t rows[] = {9, 4}, count[] = {2};
+  DLTensor dl = {.device = {kDLCUDA, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}, .shape = rows};
+  sheaf_tensor *table, *indices, *out;
+  RESULT(table, sheaf_tensor_meta(&dl, &table));
+  dl = (DLTensor){.device = {kDLCUDA, 0}, .ndim = 1, .dtype = {kDLInt, 64, 1}, .shape = count};
+  RESULT(indices, sheaf_tensor_meta(&dl, &indices));
+  RESULT(out, sheaf_embedding(indices, table, NULL, &out));
+  assert_int_equal(sheaf_tensor_extent(out, 1), 4);
+  RESULT(out, sheaf_embedding(tensor_untouchable(SHEAF_I64, SHAPE(2)), table, NULL, &out));
+}
+
 static void test_meta_checks_as_a_run_does(void **state)
 {
   (void)state;
@@ -475,6 +490,7 @@ int main(void)
       TEST(test_add_and_movedim),
       TEST(test_reshape_of_a_slice_copies),
       TEST(test_meta_touches_no_memory),
+      TEST(test_meta_of_a_device),
       TEST(test_meta_checks_as_a_run_does),
       TEST(test_data_must_lie_in_one_place),
       TEST(test_cuda_needs_its_plugin),

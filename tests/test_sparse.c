@@ -6,8 +6,7 @@
 
 #include <cmocka.h>
 
-#include <stdlib.h>
-
+#include "support/heap.h"
 #include "support/tensors.h"
 
 static sheaf_tensor *sparse_table(sheaf_dtype dtype, sheaf_tensor **dense)
@@ -162,24 +161,6 @@ static void test_other_ops_take_sparse_tensors_densified(void **state)
 /* ---- Memory ---- */
 
 /* Nothing of the table's size is made on the way to a sparse gradient. */
-static size_t largest, live, peak;
-
-static void *counting_allocate(void *context, size_t bytes, size_t alignment)
-{
-  (void)context;
-  if (bytes > largest) largest = bytes;
-  live += bytes;
-  if (live > peak) peak = live;
-  return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-}
-
-static void counting_release(void *context, void *memory, size_t bytes)
-{
-  (void)context;
-  live -= bytes;
-  free(memory);
-}
-
 static void test_sparse_gradients_stay_small(void **state)
 {
   (void)state;
@@ -187,14 +168,11 @@ static void test_sparse_gradients_stay_small(void **state)
   static float memory[ROWS * DIM];
   int64_t shape[] = {ROWS, DIM};
   DLTensor dl = {.data = memory, .device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}, .shape = shape};
-  sheaf_allocator counting = {counting_allocate, counting_release, NULL};
-  sheaf_clear_caches();
-  expect_ok(sheaf_set_allocator(&counting));
   for (int kind = SHEAF_GRAD_SPARSE; kind <= SHEAF_GRAD_SPARSE_RAW; kind++)
     for (int bag = 0; bag < 2; bag++) {
       sheaf_tensor *table, *indices, *offsets, *out = NULL, *same;
       int64_t count[] = {ENTRIES}, bags[] = {4};
-      live = peak = largest = 0;
+      heap.live = heap.peak = heap.largest = 0;
       expect_ok(sheaf_tensor_borrow(&dl, 0, &table));
       expect_ok(sheaf_tensor_new(SHEAF_I64, 1, count, &indices));
       expect_ok(sheaf_tensor_new(SHEAF_I64, 1, bags, &offsets));
@@ -214,11 +192,10 @@ static void test_sparse_gradients_stay_small(void **state)
       sheaf_tensor_release(indices);
       sheaf_tensor_release(offsets);
       sheaf_clear_caches();
-      assert_int_equal(live, 0);
-      if (peak >= sizeof memory / 8)
-        fail_msg("peak %zu bytes, largest block %zu; the table has %zu", peak, largest, sizeof memory);
+      assert_int_equal(heap.live, 0);
+      if (heap.peak >= sizeof memory / 8)
+        fail_msg("peak %zu bytes, largest block %zu; the table has %zu", heap.peak, heap.largest, sizeof memory);
     }
-  expect_ok(sheaf_set_allocator(NULL));
 }
 
 /* ---- Without data ---- */
@@ -249,7 +226,7 @@ int main(void)
       TEST(test_missing_rows_are_zero),
       TEST(test_sums_of_sparse_and_dense),
       TEST(test_other_ops_take_sparse_tensors_densified),
-      TEST(test_sparse_gradients_stay_small),
+      cmocka_unit_test_setup_teardown(test_sparse_gradients_stay_small, use_counted_heap, use_own_heap),
       TEST(test_sparse_sums_without_data),
   };
   return cmocka_run_group_tests_name("row-sparse tensors", tests, NULL, NULL);

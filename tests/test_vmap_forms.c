@@ -7,8 +7,7 @@
 
 #include <cmocka.h>
 
-#include <stdlib.h>
-
+#include "support/heap.h"
 #include "support/tensors.h"
 
 /* ---- Nested ---- */
@@ -540,23 +539,6 @@ static void test_sparse_tensors_of_three_dimensions(void **state)
 
 /* ---- Memory ---- */
 
-static size_t live, peak;
-
-static void *counting_allocate(void *context, size_t bytes, size_t alignment)
-{
-  (void)context;
-  live += bytes;
-  if (live > peak) peak = live;
-  return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-}
-
-static void counting_release(void *context, void *memory, size_t bytes)
-{
-  (void)context;
-  live -= bytes;
-  free(memory);
-}
-
 /* Nothing of the tables' size is made on the way, whether each slice has one or all share one. */
 static void test_sparse_gradients_stay_small_within_vmap(void **state)
 {
@@ -564,9 +546,6 @@ static void test_sparse_gradients_stay_small_within_vmap(void **state)
   enum { SLICES = 2, ROWS = 1 << 19, DIM = 16, EACH = 100 };
   static float memory[SLICES * ROWS * DIM];
   int64_t shape[] = {SLICES, ROWS, DIM};
-  sheaf_allocator counting = {counting_allocate, counting_release, NULL};
-  sheaf_clear_caches();
-  expect_ok(sheaf_set_allocator(&counting));
   for (int which = 0; which < 6; which++) {
     int shared = which & 1, kind = SHEAF_GRAD_SPARSE + (which >> 1) % 2, scaled = which / 2 != 1;
     DLTensor dl = {
@@ -575,7 +554,7 @@ static void test_sparse_gradients_stay_small_within_vmap(void **state)
     int64_t count[] = {SLICES, EACH};
     sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
     options.scale_grad_by_freq = (uint8_t)scaled;
-    live = peak = 0;
+    heap.live = heap.peak = 0;
     expect_ok(sheaf_tensor_borrow(&dl, 0, &table));
     expect_ok(sheaf_tensor_require_grad(table, (sheaf_grad)kind));
     expect_ok(sheaf_tensor_new(SHEAF_I64, 2, count, &indices));
@@ -589,11 +568,10 @@ static void test_sparse_gradients_stay_small_within_vmap(void **state)
     sheaf_tensor *all[] = {shown, out, index, hidden, indices, table};
     for (int i = 0; i < 6; i++) sheaf_tensor_release(all[i]);
     sheaf_clear_caches();
-    assert_int_equal(live, 0);
-    if (peak >= sizeof memory / 32)
-      fail_msg("case %d: peak %zu bytes; the tables have %zu", which, peak, sizeof memory);
+    assert_int_equal(heap.live, 0);
+    if (heap.peak >= sizeof memory / 32)
+      fail_msg("case %d: peak %zu bytes; the tables have %zu", which, heap.peak, sizeof memory);
   }
-  expect_ok(sheaf_set_allocator(NULL));
 }
 
 int main(void)
@@ -616,7 +594,7 @@ int main(void)
       TEST(test_row_sparse_tables_within_vmap),
       TEST(test_sparse_tables_of_each_slice),
       TEST(test_sparse_tensors_of_three_dimensions),
-      TEST(test_sparse_gradients_stay_small_within_vmap),
+      cmocka_unit_test_setup_teardown(test_sparse_gradients_stay_small_within_vmap, use_counted_heap, use_own_heap),
   };
   return cmocka_run_group_tests_name("forms within vmap", tests, NULL, NULL);
 }
