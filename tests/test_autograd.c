@@ -109,7 +109,7 @@ static void test_segment_slopes(void **state)
     }
 }
 
-/* add, movedim, reshape, expand, cast, to_dense and a table used twice, in one graph. */
+/* add, movedim, reshape, expand, to_dense and a table used twice, in one graph. */
 static sheaf_status run_all(const computation *c, sheaf_tensor **out)
 {
   sheaf_tensor *t[8] = {NULL};
@@ -132,6 +132,46 @@ static void test_slopes_of_a_longer_graph(void **state)
       "longer", {tensor_random(SHEAF_F64, SHAPE(4, 2), 41), tensor_random(SHEAF_F64, SHAPE(3, 8), 42)}, .run = run_all};
   c.indices = tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(1, 3, 3, 0));
   check_gradients(&c);
+}
+
+/* Components of lookups: padded, reduced, in other shapes, more than one of them. */
+static sheaf_status run_nested(const computation *c, sheaf_tensor **out)
+{
+  sheaf_tensor *t[6] = {NULL};
+  sheaf_status status = sheaf_tensor_nested(c->indices, c->offsets, &t[0]);
+  if (!status) status = sheaf_embedding(t[0], c->leaf[0], NULL, &t[1]); /* [3, -1, 2] */
+  if (!status && c->choice) status = sheaf_expand(t[1], 2, &t[2]);
+  if (!status && c->choice) status = sheaf_reshape(t[2], SHAPE(1, 2, 3, -1, 1, 2), &t[3]);
+  if (!status) status = sheaf_add(c->choice ? t[3] : t[1], c->choice ? t[3] : t[1], -0.5, &t[4]);
+  if (!status)
+    status = c->flags ? sheaf_segment_reduce(t[1], SHEAF_REDUCE_PROD, NULL, 0, NULL, out) : sheaf_to_dense(t[4], out);
+  for (int i = 0; i < 6; i++) sheaf_tensor_release(t[i]);
+  return status;
+}
+
+static void test_slopes_of_components(void **state)
+{
+  (void)state;
+  for (int which = 0; which < 3; which++) {
+    computation c = {"components", {tensor_random(SHEAF_F64, SHAPE(4, 2), 43)}, .run = run_nested};
+    c.indices = tensor_of(SHEAF_I64, SHAPE(5), NUMBERS(1, 3, 3, 0, 1));
+    c.offsets = tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(0, 3, 3, 5));
+    c.choice = which == 1;
+    c.flags = which == 2;
+    check_gradients(&c);
+  }
+}
+
+/* A cast hands the gradient on in the type that it came from. */
+static void test_gradients_of_casts(void **state)
+{
+  (void)state;
+  sheaf_tensor *x = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(3), 44), SHEAF_GRAD_DENSE), *half, *out;
+  RESULT(half, sheaf_cast(x, SHEAF_F16, &half));
+  RESULT(out, sheaf_cast(half, SHEAF_F32, &out));
+  expect_ok(sheaf_backward(out, tensor_of(SHEAF_F32, SHAPE(3), NUMBERS(1, -2.5, 0.1)), NULL));
+  assert_int_equal(sheaf_tensor_dtype(sheaf_tensor_grad(x)), SHEAF_F64);
+  expect_tensor(sheaf_tensor_grad(x), 1, -2.5, (double)sheaf_f16_to_f32(sheaf_f32_to_f16(0.1F)));
 }
 
 /* ---- Accumulation and kinds of gradients ---- */
@@ -435,6 +475,8 @@ int main(void)
       TEST(test_bag_matrix_slopes),
       TEST(test_segment_slopes),
       TEST(test_slopes_of_a_longer_graph),
+      TEST(test_slopes_of_components),
+      TEST(test_gradients_of_casts),
       TEST(test_gradients_accumulate),
       TEST(test_frequency_scaling_dense_and_sparse),
       TEST(test_coalesced_gradients_have_the_dense_bits),

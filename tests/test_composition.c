@@ -143,69 +143,145 @@ static void test_quantised_results_have_no_gradient(void **state)
   assert_null(out);
 }
 
-/* Every set of layers that can meet over a lookup: each is visited once, in order. */
-static void test_every_pair_of_layers(void **state)
+/* ---- Every set of layers that can meet ---- */
+
+enum { SPARSE, QUANTIZED, NESTED, AUTOCAST, AUTOGRAD, VMAP, PROFILER, TRACER, CHOICES };
+static const int choice_key[CHOICES] = {SHEAF_KEY_SPARSE,   SHEAF_KEY_QUANTIZED, SHEAF_KEY_NESTED,   SHEAF_KEY_AUTOCAST,
+                                        SHEAF_KEY_AUTOGRAD, SHEAF_KEY_VMAP,      SHEAF_KEY_PROFILER, SHEAF_KEY_TRACER};
+#define HAS(choice) (set >> (choice)&1)
+
+/* What a set of layers works on: with data, or (meta) without. */
+typedef struct actors {
+  int meta;
+  sheaf_tensor *dense, *sparse, *quantised, *indices, *offsets, *weights;
+} actors;
+
+static sheaf_tensor *without_data(int meta, sheaf_tensor *t)
+{
+  int64_t shape[SHEAF_TENSOR_MAX_RANK];
+  for (int i = 0; i < sheaf_tensor_rank(t); i++) shape[i] = sheaf_tensor_extent(t, i);
+  return meta ? tensor_untouchable(sheaf_tensor_dtype(t), sheaf_tensor_rank(t), shape) : t;
+}
+
+static actors make_actors(int meta)
+{
+  actors a = {.meta = meta};
+  a.dense = without_data(meta, tensor_random(SHEAF_F32, SHAPE(4, 3), 1));
+  a.indices = without_data(meta, tensor_of(SHEAF_I64, SHAPE(2, 4), NUMBERS(3, 1, 0, 3, 0, 2, 2, 1)));
+  a.offsets = without_data(meta, tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(0, 1, 4)));
+  a.weights = without_data(meta, tensor_of(SHEAF_F32, SHAPE(4), NUMBERS(1, 1, 1, 1)));
+  RESULT(a.quantised, sheaf_quantize(a.dense, SHEAF_INT8, &a.quantised));
+  sheaf_tensor *ids = without_data(meta, tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(0, 1, 2, 3)));
+  RESULT(a.sparse, sheaf_tensor_sparse(ids, a.dense, 4, 1, &a.sparse));
+  return a;
+}
+
+/* A call with the layers of a set; what was visited is compared with what should have been. */
+static sheaf_tensor *call_through(const actors *a, unsigned set, int bags)
+{
+  sheaf_tensor *table = HAS(SPARSE) ? a->sparse : HAS(QUANTIZED) ? a->quantised : a->dense, *weights = a->weights;
+  sheaf_tensor *index, *offsets = a->offsets, *out = NULL;
+  sheaf_profile *profile = NULL;
+  sheaf_trace *graph = NULL;
+  if (HAS(AUTOGRAD)) { /* of the table, or of a bag's weights, over a table of any kind */
+    sheaf_tensor **leaf = bags ? &weights : &table;
+    expect_ok(sheaf_tensor_detach(*leaf, leaf));
+    tensor_leaf(tensor_keep(*leaf), SHEAF_GRAD_DENSE);
+  }
+  if (HAS(VMAP)) { /* eight entries in two slices, */
+    index = tensor_batched(a->indices, 0, 1);
+  } else if (bags) { /* or those of the first, as there are weights for them, */
+    index = without_data(a->meta, tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(3, 1, 0, 3)));
+  } else { /* or in one list */
+    RESULT(index, sheaf_reshape(a->indices, SHAPE(8), &index));
+    offsets = without_data(a->meta, tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(0, 1, 8)));
+  }
+  sheaf_tensor *jagged;
+  if (HAS(NESTED)) index = RESULT(jagged, sheaf_tensor_nested(index, offsets, &jagged));
+  sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+  options.mode = SHEAF_MODE_SUM;
+  options.per_sample_weights = weights;
+  options.include_last_offset = !HAS(NESTED);
+  if (HAS(PROFILER)) expect_ok(sheaf_profiler_begin());
+  if (HAS(TRACER)) expect_ok(sheaf_tracer_begin());
+  if (HAS(AUTOCAST)) expect_ok(sheaf_autocast_begin(SHEAF_F16));
+  sheaf_status status = WATCH(bags ? sheaf_embedding_bag(index, table, HAS(NESTED) ? NULL : offsets, &options, &out)
+                                   : sheaf_embedding(index, table, NULL, &out));
+  if (HAS(AUTOCAST)) expect_ok(sheaf_autocast_end());
+  if (HAS(TRACER)) expect_ok(sheaf_tracer_end(&graph));
+  if (HAS(PROFILER)) expect_ok(sheaf_profiler_end(&profile));
+  tensor_result(status, &out);
+  char expected[256] = "";
+  for (int k = SHEAF_KEY_COUNT - 1; k >= 0; k--)
+    for (int c = 0; c < CHOICES; c++)
+      if (choice_key[c] == k && HAS(c)) {
+        strcat(expected, sheaf_dispatch_key_name(k));
+        strcat(expected, " ");
+      }
+  strcat(expected, a->meta ? "Meta " : "Cpu ");
+  assert_string_equal(visits, expected);
+  if (HAS(PROFILER)) assert_int_equal(sheaf_profile_count(profile), 1);
+  if (HAS(PROFILER)) assert_int_equal(sheaf_profile_at(profile, 0)->plan_runs, 1);
+  if (HAS(TRACER)) assert_int_equal(sheaf_trace_calls(graph), 1);
+  assert_int_equal(sheaf_tensor_requires_grad(HAS(VMAP) ? sheaf_tensor_part(out, 0) : out), HAS(AUTOGRAD));
+  sheaf_trace_free(graph);
+  sheaf_profile_free(profile);
+  return out;
+}
+
+/* The numbers of a result, whatever it is wrapped in. */
+static const sheaf_tensor *numbers_of(const sheaf_tensor *t)
+{
+  while (sheaf_tensor_part(t, 0)) t = sheaf_tensor_part(t, 0);
+  return t;
+}
+
+/* Over lookups and over bags, with data and without: each layer is visited once, in order, and the result is that of the
+ * dense table. */
+static void test_every_set_of_layers(void **state)
 {
   (void)state;
-  enum { SPARSE, QUANTIZED, NESTED, AUTOCAST, AUTOGRAD, VMAP, PROFILER, TRACER, CHOICES };
-  static const int key[CHOICES] = {SHEAF_KEY_SPARSE,   SHEAF_KEY_QUANTIZED, SHEAF_KEY_NESTED,   SHEAF_KEY_AUTOCAST,
-                                   SHEAF_KEY_AUTOGRAD, SHEAF_KEY_VMAP,      SHEAF_KEY_PROFILER, SHEAF_KEY_TRACER};
-  sheaf_tensor *dense = tensor_random(SHEAF_F32, SHAPE(4, 3), 1), *quantised = NULL, *sparse, *nested;
-  sheaf_tensor *indices = tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(3, 1, 0, 3)), *matrix = NULL, *hidden;
-  tensor_result(sheaf_quantize(dense, SHEAF_INT8, &quantised), &quantised);
-  expect_ok(sheaf_tensor_sparse(tensor_of(SHEAF_I64, SHAPE(4), NUMBERS(0, 1, 2, 3)), dense, 4, 1, &sparse));
-  expect_ok(sheaf_tensor_nested(indices, tensor_of(SHEAF_I64, SHAPE(3), NUMBERS(0, 1, 4)), &nested));
-  tensor_keep(sparse);
-  tensor_keep(nested);
-  tensor_result(sheaf_reshape(indices, 2, (int64_t[]){2, 2}, &matrix), &matrix);
-  hidden = tensor_batched(matrix, 0, 1);
   int tried = 0;
-  for (unsigned set = 0; set < 1u << CHOICES; set++) {
-#define HAS(choice) (set >> (choice)&1)
-    int table_kinds = (int)HAS(SPARSE) + (int)HAS(QUANTIZED) + (int)HAS(AUTOGRAD); /* one table is one of them */
-    if (table_kinds > 1 || HAS(NESTED) + HAS(VMAP) > 1) continue; /* rows of nested indices are nested */
-    sheaf_tensor *leaf = NULL, *out = NULL, *values;
-    if (HAS(AUTOGRAD)) {
-      expect_ok(sheaf_tensor_detach(dense, &leaf));
-      expect_ok(sheaf_tensor_require_grad(tensor_keep(leaf), SHEAF_GRAD_DENSE));
-    }
-    sheaf_tensor *table = HAS(SPARSE) ? sparse : HAS(QUANTIZED) ? quantised : HAS(AUTOGRAD) ? leaf : dense;
-    sheaf_tensor *index = HAS(NESTED) ? nested : HAS(VMAP) ? hidden : indices;
-    sheaf_profile *profile = NULL;
-    sheaf_trace *graph = NULL;
-    if (HAS(PROFILER)) expect_ok(sheaf_profiler_begin());
-    if (HAS(TRACER)) expect_ok(sheaf_tracer_begin());
-    if (HAS(AUTOCAST)) expect_ok(sheaf_autocast_begin(SHEAF_F16));
-    tensor_result(WATCH(sheaf_embedding(index, table, NULL, &out)), &out);
-    if (HAS(AUTOCAST)) expect_ok(sheaf_autocast_end());
-    if (HAS(TRACER)) expect_ok(sheaf_tracer_end(&graph));
-    if (HAS(PROFILER)) expect_ok(sheaf_profiler_end(&profile));
-    char expected[256] = "";
-    for (int k = SHEAF_KEY_COUNT - 1; k >= 0; k--)
-      for (int c = 0; c < CHOICES; c++)
-        if (key[c] == k && HAS(c)) {
-          strcat(expected, sheaf_dispatch_key_name(k));
-          strcat(expected, " ");
+  for (int meta = 0; meta < 2; meta++)
+    for (int bags = 0; bags < 2; bags++)
+      for (unsigned set = 0; set < 1u << CHOICES; set++) {
+        int kinds =
+            (int)HAS(SPARSE) + (int)HAS(QUANTIZED) + (bags ? 0 : (int)HAS(AUTOGRAD)); /* one table is one of them */
+        if (kinds > 1) continue;
+        actors a = make_actors(meta);
+        const sheaf_tensor *out = numbers_of(call_through(&a, set, bags));
+        assert_int_equal(sheaf_tensor_dtype(out), HAS(AUTOCAST) ? SHEAF_F16 : SHEAF_F32);
+        assert_int_equal(sheaf_tensor_form(out), meta ? SHEAF_FORM_META : SHEAF_FORM_DENSE);
+        assert_int_equal(tensor_count(out), bags ? (HAS(VMAP) ? 12 : 6) : 24);
+        for (int64_t i = 0; !meta && i < tensor_count(out); i++) {
+          double should = 0;
+          int64_t bag = i / 3, first = bags ? bag / 2 * 4 + (bag % 2 ? 1 : 0) : bag,
+                  last = bags ? bag / 2 * 4 + (bag % 2 ? 4 : 1) : bag + 1;
+          for (int64_t k = first; k < last; k++)
+            should += tensor_number(a.dense, (int64_t)tensor_number(a.indices, k) * 3 + i % 3);
+          if (!(fabs(tensor_number(out, i) - should) < 0.02))
+            fail_msg("bags %d, set %x: number %d is %g, not %g", bags, set, (int)i, tensor_number(out, i), should);
         }
-    strcat(expected, "Cpu ");
-    assert_string_equal(visits, expected);
-    if (HAS(PROFILER)) assert_int_equal(sheaf_profile_count(profile), 1);
-    if (HAS(PROFILER)) assert_int_equal(sheaf_profile_at(profile, 0)->plan_runs, 1);
-    if (HAS(TRACER)) assert_int_equal(sheaf_trace_calls(graph), 1);
-    values = HAS(NESTED) || HAS(VMAP) ? sheaf_tensor_part(out, 0) : out;
-    assert_int_equal(sheaf_tensor_dtype(values), HAS(AUTOCAST) ? SHEAF_F16 : SHEAF_F32);
-    for (int i = 0; i < 12; i++)
-      assert_true(fabs(tensor_number(values, i) -
-                       tensor_number(dense, (int64_t)tensor_number(indices, i / 3) * 3 + i % 3)) < 0.01);
-    sheaf_trace_free(graph);
-    sheaf_profile_free(profile);
-    tried++;
-  }
-  assert_int_equal(tried, 96);
-  sheaf_tensor *tables = NULL, *bags = NULL; /* bags of nested indices are not nested: these meet vmap */
-  tensor_result(sheaf_expand(dense, 2, &tables), &tables);
-  tensor_result(WATCH(sheaf_embedding_bag(nested, tensor_batched(tables, 0, 1), NULL, NULL, &bags)), &bags);
-  assert_string_equal(visits, "Vmap Nested Cpu ");
+        tried++;
+        tensors_teardown(state);
+      }
+  assert_int_equal(tried, 2 * (128 + 192));
+}
+
+/* Two kinds of a table meet where a result is asked for in another kind: rows of a list, packed. */
+static void test_sparse_tables_give_packed_rows(void **state)
+{
+  (void)state;
+  actors a = make_actors(0);
+  sheaf_embedding_options pack = SHEAF_EMBEDDING_OPTIONS_INIT;
+  sheaf_tensor *out, *plain, *left, *right;
+  pack.out_dtype = SHEAF_INT8;
+  RESULT(out, WATCH(sheaf_embedding(a.indices, a.sparse, &pack, &out)));
+  assert_string_equal(visits, "Quantized Sparse Cpu ");
+  RESULT(plain, sheaf_embedding(a.indices, a.dense, &pack, &plain));
+  RESULT(left, sheaf_dequantize(out, SHEAF_F32, &left));
+  RESULT(right, sheaf_dequantize(plain, SHEAF_F32, &right));
+  expect_same_tensor(left, right);
 }
 
 int main(void)
@@ -216,7 +292,8 @@ int main(void)
       TEST(test_all_layers_in_one_call),
       TEST(test_layers_without_their_tensors),
       TEST(test_quantised_results_have_no_gradient),
-      TEST(test_every_pair_of_layers),
+      TEST(test_every_set_of_layers),
+      TEST(test_sparse_tables_give_packed_rows),
   };
   return cmocka_run_group_tests_name("composition", tests, watch_layers, NULL);
 }
