@@ -109,8 +109,8 @@ SHEAF_API const DLTensor *sheaf_tensor_dl(const sheaf_tensor *tensor);
  * sheaf_tensor_written. */
 SHEAF_API void *sheaf_tensor_data(const sheaf_tensor *tensor);
 
-/* Part 0 and 1: ids (rows counted through all dimensions before the last) and values of a sparse tensor, values and offsets of a nested one; part 0 of a batched one is what
- * it wraps. Borrowed; NULL when there is none. */
+/* Part 0 and 1: ids and values of a sparse tensor (ids count its rows through all dimensions before the last), values
+ * and offsets of a nested one; part 0 of a batched one is what it wraps. Borrowed; NULL when there is none. */
 SHEAF_API sheaf_tensor *sheaf_tensor_part(const sheaf_tensor *tensor, int part);
 SHEAF_API int sheaf_tensor_is_coalesced(const sheaf_tensor *tensor);
 
