@@ -252,15 +252,17 @@ static sheaf_status movedim(const sheaf_call *call, const sheaf_frame *frame)
 static sheaf_status reshape(const sheaf_call *call, const sheaf_frame *frame)
 {
   const sheaf_tensor *t = call->inputs[0];
-  sheaf_attr attrs[1 + SHEAF_TENSOR_MAX_RANK] = {{.i = call->attrs[0].i - 1}};
+  sheaf_attr attrs[1 + SHEAF_TENSOR_MAX_RANK] = {{.i = 0}};
+  int64_t rank = call->attrs[0].i;
   char shape[120];
-  int at = 0, rank = (int)call->attrs[0].i;
+  int at = 0;
   if (!has_nested(call)) return shf_redispatch(call, frame);
+  SHF_REQUIRE(rank >= 0 && rank <= SHEAF_TENSOR_MAX_RANK, INVALID_PROBLEM, "reshape to %" PRId64 " dimensions", rank);
   while (at < rank && call->attrs[1 + at].i != -1) at++;
-  SHF_REQUIRE(at >= 1 && at < rank && rank <= SHEAF_TENSOR_MAX_RANK && call->attrs[at].i == components(t),
-              INVALID_PROBLEM,
+  SHF_REQUIRE(at >= 1 && at < rank && call->attrs[at].i == components(t), INVALID_PROBLEM,
               "reshape of a nested tensor %s: its %" PRId64 " components and then -1 must be part of the new shape",
               shf_shape_text(t, shape, sizeof shape), components(t));
+  attrs[0].i = rank - 1;
   for (int i = 0; i < at - 1; i++) attrs[1 + i] = call->attrs[1 + i];
   attrs[at].i = entries(t);
   for (int i = at + 1; i < rank; i++) attrs[i] = call->attrs[1 + i];

@@ -1,4 +1,5 @@
-/* sparse_sums.c: row-sparse tensors coalesced, made dense, cast, and added to each other and to dense ones. */
+/* sparse_sums.c: row-sparse tensors coalesced, summed over problems, made dense, cast, in other shapes, and added to each
+ * other and to dense ones. */
 #include "layers/sparse_impl.h"
 
 int shf_sparse_is_on(const sheaf_call *call, int key)
