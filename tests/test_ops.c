@@ -348,6 +348,29 @@ static void test_meta_touches_no_memory(void **state)
   tensor_result(sheaf_movedim(data, 1, 0, &plain), &plain);
 }
 
+/* What meta tensors say of kernel and workspace is what a plan for the same problem says. */
+static void test_meta_tells_what_a_plan_takes(void **state)
+{
+  (void)state;
+  sheaf_tensor *data = tensor_untouchable(SHEAF_F64, SHAPE(700, 5)), *ids = tensor_untouchable(SHEAF_I32, SHAPE(700)),
+               *out;
+  sheaf_segment_desc desc = SHEAF_SEGMENT_DESC_INIT;
+  sheaf_plan *plan;
+  desc.kind = SHEAF_UNSORTED_SEGMENT_MEAN;
+  desc.dtype = SHEAF_F64;
+  desc.index_dtype = SHEAF_I32;
+  desc.rows = 700;
+  desc.dim = 5;
+  desc.segments = 30;
+  desc.bad_index = SHEAF_BAD_INDEX_ERROR;
+  expect_ok(sheaf_segment_select(&desc, NULL, &plan));
+  RESULT(out, sheaf_unsorted_segment_reduce(data, SHEAF_REDUCE_MEAN, ids, 30, NULL, &out));
+  assert_true(sheaf_plan_workspace_size(plan) > 0);
+  assert_int_equal(sheaf_meta_last().workspace_bytes, sheaf_plan_workspace_size(plan));
+  assert_string_equal(sheaf_meta_last().sku.name, sheaf_plan_sku(plan).name);
+  sheaf_plan_free(plan);
+}
+
 /* Whatever device the tensor is like, one without data lies nowhere. */
 static void test_meta_of_a_device(void **state)
 {
@@ -490,6 +513,7 @@ int main(void)
       TEST(test_add_and_movedim),
       TEST(test_reshape_of_a_slice_copies),
       TEST(test_meta_touches_no_memory),
+      TEST(test_meta_tells_what_a_plan_takes),
       TEST(test_meta_of_a_device),
       TEST(test_meta_checks_as_a_run_does),
       TEST(test_data_must_lie_in_one_place),
