@@ -146,8 +146,7 @@ typedef struct sheaf_embedding_desc {
  *                                                                     the whole table, when weights_grad is wanted
  *   arg           [B, D] of index_dtype: the maximum's row, or -1     BAG_MAX: written, optional; its backward: read
  *   table_grad    [V, D]                                              backward; of sums and means optional
- *   weights_grad  as weights, always overwritten                      backward of weighted sums and means, optional
- */
+ *   weights_grad  as weights, always overwritten                      backward of weighted sums, means; optional */
 #define SHEAF_EMBEDDING_OPERAND_LIST(X) \
   X(table) X(indices) X(offsets) X(weights) X(grad_out) X(out) X(arg) X(table_grad) X(weights_grad)
 

@@ -84,8 +84,7 @@ SHEAF_API sheaf_status sheaf_tensor_quantized(sheaf_tensor *packed, sheaf_dtype 
                                               sheaf_tensor **tensor);
 
 /* Nested from values [N, ...] and offsets [B + 1], which start at 0, do not decrease and end at N; else
- * INVALID_PROBLEM. Batched values (ops.h, vmap) give a nested tensor for each slice, all with these offsets; results of
- * lookups in them have the slices' dimension before the components. */
+ * INVALID_PROBLEM. Batched values (ops.h, vmap) give a nested tensor for each slice, all with the same components. */
 SHEAF_API sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sheaf_tensor **tensor);
 
 /* The same memory and version without gradients. */
