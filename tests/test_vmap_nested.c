@@ -155,6 +155,27 @@ static void test_weights_looked_up(void **state)
   expect_near_tensor(grads[1], grads[0], 1e-14);
 }
 
+/* What the weights' graph would need is not there: the sum over slices is no op. */
+static void test_shared_nested_weights_are_not_differentiated_twice(void **state)
+{
+  (void)state;
+  sheaf_tensor *tables = tensor_random(SHEAF_F64, SHAPE(2, 6, 3), 1), *column, *weights, *out;
+  sheaf_tensor *importance = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(6, 1), 4), SHEAF_GRAD_DENSE);
+  sheaf_tensor *index = nested_of(tensor_random_ints(SHEAF_I64, 6, SHAPE(ENTRIES), 2));
+  sheaf_tensor *grad = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, COMPONENTS, 3), 5), SHEAF_GRAD_DENSE);
+  RESULT(column, sheaf_embedding(index, importance, NULL, &column));
+  RESULT(weights, sheaf_reshape(column, SHAPE(COMPONENTS, -1), &weights));
+  sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+  options.mode = SHEAF_MODE_SUM;
+  options.per_sample_weights = weights;
+  RESULT(out, sheaf_embedding_bag(index, tensor_batched(tables, 0, 1), NULL, &options, &out));
+  sheaf_backward_options create = SHEAF_BACKWARD_OPTIONS_INIT;
+  create.create_graph = 1;
+  expect_status(sheaf_backward(tensor_shown(out, 1), grad, &create), SHEAF_UNSUPPORTED);
+  expect_words("2 slices share", "differentiated again");
+  assert_null(sheaf_tensor_grad(importance));
+}
+
 /* Two levels: the tables vary by the outer one, indices by the inner one. */
 static void test_nested_results_of_nested_vmap(void **state)
 {
@@ -270,6 +291,7 @@ int main(void)
       TEST(test_nested_results_go_on),
       TEST(test_bags_of_nested_indices),
       TEST(test_weights_looked_up),
+      TEST(test_shared_nested_weights_are_not_differentiated_twice),
       TEST(test_nested_results_of_nested_vmap),
       TEST(test_shapes_of_nested_tensors),
       TEST(test_nested_results_over_nothing),

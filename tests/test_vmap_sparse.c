@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include <math.h>
+
 #include "support/heap.h"
 #include "support/tensors.h"
 
@@ -152,6 +154,46 @@ static void test_scaled_sparse_gradients_of_a_shared_table(void **state)
     assert_int_equal(tensor_count(sheaf_tensor_part(sheaf_tensor_grad(table), 0)), 11); /* of 12 rows one is padding */
     RESULT(dense, sheaf_to_dense(sheaf_tensor_grad(table), &dense));
     expect_same_tensor(dense, expected[bag]);
+  }
+}
+
+/* When it is to be differentiated again, such a gradient is dense; one of tables of each slice stays row-sparse, and both
+ * have gradients: what comes in is looked up, over the row's frequency in the slice. */
+static void test_second_gradients_of_sparse_ones(void **state)
+{
+  (void)state;
+  for (int own = 0; own < 2; own++) {
+    sheaf_tensor *table = own ? tensor_random(SHEAF_F64, SHAPE(2, 4, 2), 1) : tensor_random(SHEAF_F64, SHAPE(4, 2), 1);
+    sheaf_tensor *indices = tensor_of(SHEAF_I64, SHAPE(2, 3), NUMBERS(1, 3, 1, 0, 0, 0)), *out, *toward, *list;
+    sheaf_tensor *grad = tensor_leaf(tensor_random(SHEAF_F64, SHAPE(2, 3, 2), 3), SHEAF_GRAD_DENSE);
+    sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
+    options.scale_grad_by_freq = 1;
+    tensor_leaf(table, SHEAF_GRAD_SPARSE);
+    RESULT(out,
+           sheaf_embedding(tensor_batched(indices, 0, 1), own ? tensor_batched(table, 0, 1) : table, &options, &out));
+    sheaf_backward_options create = SHEAF_BACKWARD_OPTIONS_INIT;
+    create.create_graph = 1;
+    expect_ok(sheaf_backward(tensor_shown(out, 1), grad, &create));
+    sheaf_tensor *first = tensor_keep(sheaf_tensor_retain(sheaf_tensor_grad(table)));
+    assert_int_equal(sheaf_tensor_form(first), own ? SHEAF_FORM_SPARSE : SHEAF_FORM_DENSE);
+    sheaf_tensor_clear_grad(table);
+    sheaf_tensor_clear_grad(grad);
+    if (own) { /* every row of both tables, as a list */
+      RESULT(list, sheaf_tensor_sparse(tensor_of(SHEAF_I64, SHAPE(8), NUMBERS(0, 1, 2, 3, 4, 5, 6, 7)),
+                                       tensor_random(SHEAF_F64, SHAPE(8, 2), 6), 8, 1, &list));
+      RESULT(toward, sheaf_reshape(list, SHAPE(2, 4, 2), &toward));
+      expect_ok(sheaf_backward(first, toward, NULL));
+      RESULT(toward, sheaf_to_dense(list, &toward));
+    } else {
+      toward = tensor_random(SHEAF_F64, SHAPE(4, 2), 6);
+      expect_ok(sheaf_backward(first, toward, NULL));
+    }
+    static const double frequency[] = {2, 1, 2, 3, 3, 3};
+    for (int k = 0; k < 12; k++) {
+      int64_t row = (int64_t)tensor_number(indices, k / 2) + (own ? k / 6 * 4 : 0);
+      double should = tensor_number(toward, row * 2 + k % 2) / frequency[k / 2];
+      assert_true(fabs(tensor_number(sheaf_tensor_grad(grad), k) - should) < 1e-15);
+    }
   }
 }
 
@@ -329,6 +371,7 @@ int main(void)
       TEST(test_a_step_with_tables_of_each_slice),
       TEST(test_sparse_gradients_of_nested_vmap),
       TEST(test_scaled_sparse_gradients_of_a_shared_table),
+      TEST(test_second_gradients_of_sparse_ones),
       TEST(test_row_sparse_tables_within_vmap),
       TEST(test_sparse_tables_of_each_slice),
       TEST(test_sparse_tensors_of_three_dimensions),
