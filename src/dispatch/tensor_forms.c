@@ -169,9 +169,10 @@ sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sh
   SHF_TRY(check_no_grad("a nested tensor", values));
   SHF_REQUIRE(shf_tensor_is_contiguous(offsets), INVALID_PROBLEM, "the offsets of a nested tensor must be contiguous");
   SHF_TRY(check_values(offsets, values->extent[0], 0, check_offsets));
-  SHF_TRY(shf_tensor_nested(all, offsets, hidden, tensor));
-  sheaf_tensor *slices = *tensor;
-  return hidden ? shf_tensor_batched(slices, hidden, values->level, tensor) : SHEAF_OK;
+  if (!hidden) return shf_tensor_nested(values, offsets, 0, tensor);
+  sheaf_tensor *slices;
+  SHF_TRY(shf_tensor_nested(all, offsets, hidden, &slices));
+  return shf_tensor_batched(slices, hidden, values->level, tensor);
 }
 
 /* ---- Batched ---- */
