@@ -144,7 +144,7 @@ static sheaf_status join_graphs(const sheaf_call *call, const sheaf_frame *frame
   for (int i = 0; i < call->input_count; i++) {
     sheaf_tensor *t = shf_is_batched(call->inputs[i]) ? call->inputs[i]->part[0] : call->inputs[i];
     sheaf_tensor *rows = NULL, *nothing = NULL, *joined = NULL;
-    if (!sheaf_tensor_requires_grad(t)) continue;
+    if (!t || !sheaf_tensor_requires_grad(t)) continue;
     sheaf_status status = as_matrix(t, frame, &rows);
     if (status == SHEAF_OK) status = look_up_nothing(rows, *result, frame, &nothing);
     if (status == SHEAF_OK) status = shf_send_add(*result, nothing, 1, frame, &joined);
