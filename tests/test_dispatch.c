@@ -231,6 +231,60 @@ static void test_each_failure_is_its_own(void **state)
   assert_null(sheaf_op_describe(-1));
 }
 
+/* Outputs that count what came in: tensors, and attributes of every type. */
+static sheaf_status count_all(const sheaf_call *call, const sheaf_frame *frame)
+{
+  double sum = 0;
+  (void)frame;
+  for (int i = 0; i < call->input_count; i++)
+    sum += call->inputs[i] ? tensor_number(call->inputs[i], 0) : 0; /* integers among them */
+  const double given[] = {sum, (double)call->attrs[0].i + call->attrs[1].f, (double)call->attrs[2].i};
+  for (int i = 0; i < call->output_count; i++) {
+    int64_t one[] = {1};
+    sheaf_status status = sheaf_tensor_new(SHEAF_F64, 1, one, &call->outputs[i]);
+    if (status != SHEAF_OK) return status;
+    tensor_set(call->outputs[i], 0, given[i]);
+  }
+  return SHEAF_OK;
+}
+
+static void test_any_number_of_tensors_and_attributes(void **state)
+{
+  (void)state;
+  static const sheaf_attr_spec attr_specs[] = {
+      {"whole", SHEAF_ATTR_INT, {0}}, {"part", SHEAF_ATTR_FLOAT, {0}}, {"type", SHEAF_ATTR_DTYPE, {0}}};
+  sheaf_op_spec spec = SHEAF_OP_SPEC_INIT;
+  sheaf_call call = SHEAF_CALL_INIT;
+  spec.name = "count all";
+  spec.inputs = spec.outputs = -1;
+  spec.attrs = 3;
+  spec.attr_specs = attr_specs;
+  expect_ok(sheaf_op_register(&spec, &call.op));
+  expect_ok(sheaf_layer_register(call.op, SHEAF_KEY_CPU, count_all, NULL));
+  sheaf_tensor *inputs[33], *outputs[3] = {NULL};
+  for (int i = 0; i < 33; i++) inputs[i] = tensor_of(i % 2 ? SHEAF_I32 : SHEAF_F16, SHAPE(1), NUMBERS(i));
+  inputs[5] = NULL;
+  const sheaf_attr attrs[] = {{.i = -7}, {.f = 0.25}, {.i = SHEAF_BF16}};
+  call.inputs = inputs;
+  call.input_count = 32;
+  call.outputs = outputs;
+  call.output_count = 3;
+  call.attrs = attrs;
+  call.attr_count = 3;
+  expect_ok(sheaf_dispatch(&call));
+  for (int i = 0; i < 3; i++) tensor_keep(outputs[i]);
+  expect_tensor(outputs[0], 31 * 32 / 2 - 5);
+  expect_tensor(outputs[1], -6.75);
+  expect_tensor(outputs[2], SHEAF_BF16);
+  call.input_count = 33;
+  expect_status(sheaf_dispatch(&call), SHEAF_INVALID_PROBLEM);
+  expect_words("count all", "33 inputs");
+  call.input_count = 1;
+  call.attr_count = 2;
+  expect_status(sheaf_dispatch(&call), SHEAF_INVALID_PROBLEM);
+  expect_words("2 attributes");
+}
+
 static sheaf_status call_self(const sheaf_call *call, const sheaf_frame *frame)
 {
   (void)frame;
@@ -380,6 +434,7 @@ int main(void)
       cmocka_unit_test_teardown(test_an_explicit_key_is_called_alone, tensors_teardown),
       cmocka_unit_test_teardown(test_a_layer_in_front_calls_the_one_behind, tensors_teardown),
       cmocka_unit_test_teardown(test_each_failure_is_its_own, tensors_teardown),
+      cmocka_unit_test_teardown(test_any_number_of_tensors_and_attributes, tensors_teardown),
       cmocka_unit_test_teardown(test_recursion_is_an_error, tensors_teardown),
       cmocka_unit_test_teardown(test_guards_that_a_kernel_forgets_are_ended, tensors_teardown),
       cmocka_unit_test(test_guards_end_in_order),

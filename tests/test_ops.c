@@ -13,12 +13,6 @@
 #include "support/tensors.h"
 #include "support/test_random.h"
 
-static sheaf_tensor *keep_result(sheaf_status status, sheaf_tensor **out)
-{
-  expect_ok(status);
-  return tensor_keep(*out);
-}
-
 /* ---- Lookup ---- */
 
 static void test_embedding_takes_rows(void **state)
@@ -28,7 +22,7 @@ static void test_embedding_takes_rows(void **state)
   {
     sheaf_tensor *table = tensor_of(T, SHAPE(3, 2), NUMBERS(1, 2, 3, 4, 5, 6)), *out = NULL;
     sheaf_tensor *indices = tensor_of(I, SHAPE(2, 2), NUMBERS(2, 0, 1, 2));
-    keep_result(sheaf_embedding(indices, table, NULL, &out), &out);
+    tensor_result(sheaf_embedding(indices, table, NULL, &out), &out);
     assert_int_equal(sheaf_tensor_rank(out), 3);
     assert_int_equal(sheaf_tensor_dtype(out), T);
     expect_tensor(out, 5, 6, 1, 2, 3, 4, 5, 6);
@@ -43,11 +37,11 @@ static void test_embedding_padding(void **state)
   sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
   options.has_padding = 1;
   options.padding_idx = 1;
-  keep_result(sheaf_embedding(indices, table, &options, &out), &out);
+  tensor_result(sheaf_embedding(indices, table, &options, &out), &out);
   expect_tensor(out, 1, 0, 3);
   out = NULL;
   options.padding = SHEAF_PADDING_ROW;
-  keep_result(sheaf_embedding(indices, table, &options, &out), &out);
+  tensor_result(sheaf_embedding(indices, table, &options, &out), &out);
   expect_tensor(out, 1, 2, 3);
   options.padding_idx = 3;
   out = NULL;
@@ -66,13 +60,13 @@ static void test_bad_indices_are_errors_unless_skipped(void **state)
   assert_null(out);
   sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
   options.skip_bad_indices = 1;
-  keep_result(sheaf_embedding(indices, table, &options, &out), &out);
+  tensor_result(sheaf_embedding(indices, table, &options, &out), &out);
   expect_tensor(out, 1, 0, 3, 0);
   sheaf_embedding_bag_options bag = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
   sheaf_tensor *offsets = tensor_of(SHEAF_I32, SHAPE(1), NULL), *bags = NULL;
   expect_status(sheaf_embedding_bag(indices, table, offsets, &bag, &bags), SHEAF_INDEX_OUT_OF_RANGE);
   bag.skip_bad_indices = 1;
-  keep_result(sheaf_embedding_bag(indices, table, offsets, &bag, &bags), &bags);
+  tensor_result(sheaf_embedding_bag(indices, table, offsets, &bag, &bags), &bags);
   expect_tensor(bags, 2);
 }
 
@@ -163,7 +157,7 @@ static void test_embedding_bag_against_loops(void **state)
             expect_status(status, SHEAF_UNSUPPORTED);
             continue;
           }
-          keep_result(status, &out);
+          tensor_result(status, &out);
           for (int64_t i = 0; i < b.count * b.dim; i++) {
             double expected = plain_bag(&b, i / b.dim, i % b.dim, options.mode, flags & 2, flags & 1);
             if (!(fabs(tensor_number(out, i) - expected) <= 1e-12 * (1 + fabs(expected))))
@@ -181,10 +175,10 @@ static void test_bags_of_a_matrix(void **state)
   sheaf_tensor *indices = tensor_of(SHEAF_I64, SHAPE(2, 3), NUMBERS(0, 1, 2, 2, 2, 0));
   sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
   options.mode = SHEAF_MODE_SUM;
-  keep_result(sheaf_embedding_bag(indices, table, NULL, &options, &out), &out);
+  tensor_result(sheaf_embedding_bag(indices, table, NULL, &options, &out), &out);
   expect_tensor(out, 7, 9);
   out = NULL;
-  keep_result(sheaf_embedding_bag(indices, table, NULL, NULL, &out), &out); /* mean by default, as in PyTorch */
+  tensor_result(sheaf_embedding_bag(indices, table, NULL, NULL, &out), &out); /* mean by default, as in PyTorch */
   expect_tensor(out, (double)(7.0F / 3.0F), 3);
 }
 
@@ -223,9 +217,9 @@ static void test_segment_reduce_by_hand(void **state)
       {10, 12, 0, 0, -4, 4}, {5, 6, 0, 0, -2, 2}, {7, 8, 0, 0, 1, 6}, {3, 4, 0, 0, -5, -2}, {21, 32, 1, 1, -5, -12}};
   for (int reduce = SHEAF_REDUCE_SUM; reduce <= SHEAF_REDUCE_PROD; reduce++) {
     sheaf_tensor *out = NULL, *any = NULL;
-    keep_result(sheaf_segment_reduce(data, (sheaf_reduce)reduce, sorted, 3, NULL, &out), &out);
+    tensor_result(sheaf_segment_reduce(data, (sheaf_reduce)reduce, sorted, 3, NULL, &out), &out);
     expect_tensor_numbers(out, of_sorted[reduce], 6, __FILE__, __LINE__);
-    keep_result(sheaf_unsorted_segment_reduce(data, (sheaf_reduce)reduce, mixed, 3, NULL, &any), &any);
+    tensor_result(sheaf_unsorted_segment_reduce(data, (sheaf_reduce)reduce, mixed, 3, NULL, &any), &any);
     expect_tensor_numbers(any, of_mixed[reduce], 6, __FILE__, __LINE__);
   }
   sheaf_tensor *out = NULL;
@@ -237,7 +231,7 @@ static void test_segment_reduce_by_hand(void **state)
   sheaf_segment_options options = SHEAF_SEGMENT_OPTIONS_INIT;
   options.empty = SHEAF_EMPTY_IDENTITY;
   options.skip_bad_ids = 1;
-  keep_result(sheaf_segment_reduce(data, SHEAF_REDUCE_MAX, sorted, 2, &options, &out), &out);
+  tensor_result(sheaf_segment_reduce(data, SHEAF_REDUCE_MAX, sorted, 2, &options, &out), &out);
   expect_tensor(out, 3, 4, -HUGE_VAL, -HUGE_VAL);
 }
 
@@ -249,13 +243,13 @@ static void test_casts_round_once(void **state)
   /* 1 + 2^-11 + 2^-30 in f64: through f32 it would be a tie and go to even. */
   double x = 1 + 0x1p-11 + 0x1p-30, y = 1 + 0x1p-8 + 0x1p-40;
   sheaf_tensor *t = tensor_of(SHEAF_F64, SHAPE(2), (double[]){x, y}), *out = NULL;
-  keep_result(sheaf_cast(t, SHEAF_F16, &out), &out);
+  tensor_result(sheaf_cast(t, SHEAF_F16, &out), &out);
   expect_tensor(out, 1 + 0x1p-10, 1 + 0x1p-8);
   out = NULL;
-  keep_result(sheaf_cast(t, SHEAF_BF16, &out), &out);
+  tensor_result(sheaf_cast(t, SHEAF_BF16, &out), &out);
   expect_tensor(out, 1, 1 + 0x1p-7);
   out = NULL;
-  keep_result(sheaf_cast(t, SHEAF_F64, &out), &out);
+  tensor_result(sheaf_cast(t, SHEAF_F64, &out), &out);
   assert_ptr_equal(out, t);
   out = NULL;
   expect_status(sheaf_cast(tensor_of(SHEAF_I64, SHAPE(2), NULL), SHEAF_F32, &out), SHEAF_UNSUPPORTED);
@@ -267,7 +261,7 @@ static void test_add_and_movedim(void **state)
   (void)state;
   sheaf_tensor *a = tensor_of(SHEAF_F32, SHAPE(2, 2), NUMBERS(1, 2, 3, 4)), *out = NULL, *moved = NULL;
   sheaf_tensor *b = tensor_of(SHEAF_F32, SHAPE(2, 2), NUMBERS(10, 20, 30, 40));
-  keep_result(sheaf_add(a, b, 0.5, &out), &out);
+  tensor_result(sheaf_add(a, b, 0.5, &out), &out);
   expect_tensor(out, 6, 12, 18, 24);
   sheaf_tensor *in_place = a;
   expect_ok(sheaf_add(a, b, 1, &in_place));
@@ -276,21 +270,35 @@ static void test_add_and_movedim(void **state)
   expect_words("f32", "f64");
   expect_status(sheaf_add(a, NULL, 1, &out), SHEAF_INVALID_PROBLEM);
   sheaf_tensor *cube = tensor_of(SHEAF_I32, SHAPE(2, 3, 2), NUMBERS(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11));
-  keep_result(sheaf_movedim(cube, 2, 0, &moved), &moved);
+  tensor_result(sheaf_movedim(cube, 2, 0, &moved), &moved);
   assert_int_equal(sheaf_tensor_extent(moved, 0), 2);
   assert_int_equal(sheaf_tensor_extent(moved, 2), 3);
   expect_tensor(moved, 0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11);
   sheaf_tensor *back = NULL;
-  keep_result(sheaf_movedim(moved, 0, 2, &back), &back);
+  tensor_result(sheaf_movedim(moved, 0, 2, &back), &back);
   expect_same_tensor(back, cube);
   back = NULL;
   expect_status(sheaf_movedim(cube, 3, 0, &back), SHEAF_INVALID_PROBLEM);
-  keep_result(sheaf_reshape(cube, 1, (int64_t[]){12}, &back), &back);
+  tensor_result(sheaf_reshape(cube, 1, (int64_t[]){12}, &back), &back);
   assert_ptr_equal(sheaf_tensor_data(back), sheaf_tensor_data(cube));
   back = NULL;
   expect_status(sheaf_reshape(cube, 1, (int64_t[]){13}, &back), SHEAF_INVALID_PROBLEM);
-  keep_result(sheaf_expand(b, 2, &back), &back);
+  tensor_result(sheaf_expand(b, 2, &back), &back);
   expect_tensor(back, 10, 20, 30, 40, 10, 20, 30, 40);
+}
+
+static void test_reshape_of_a_slice_copies(void **state)
+{
+  (void)state;
+  sheaf_tensor *wide = tensor_random(SHEAF_F32, SHAPE(3, 5), 1), *slice, *out;
+  DLTensor dl = *sheaf_tensor_dl(wide);
+  int64_t shape[] = {3, 2}, strides[] = {5, 1};
+  dl.shape = shape;
+  dl.strides = strides;
+  expect_ok(sheaf_tensor_borrow(&dl, 0, &slice));
+  tensor_keep(slice);
+  RESULT(out, sheaf_reshape(slice, 1, (int64_t[]){6}, &out));
+  for (int i = 0; i < 6; i++) assert_true(tensor_number(out, i) == tensor_number(wide, i / 2 * 5 + i % 2));
 }
 
 /* ---- Without data ---- */
@@ -300,7 +308,7 @@ static void test_meta_touches_no_memory(void **state)
   (void)state;
   sheaf_tensor *table = tensor_untouchable(SHEAF_F16, SHAPE(1000, 64)), *out = NULL;
   sheaf_tensor *indices = tensor_untouchable(SHEAF_I32, SHAPE(50)), *offsets = tensor_untouchable(SHEAF_I64, SHAPE(7));
-  keep_result(sheaf_embedding(indices, table, NULL, &out), &out);
+  tensor_result(sheaf_embedding(indices, table, NULL, &out), &out);
   assert_int_equal(sheaf_tensor_form(out), SHEAF_FORM_META);
   assert_int_equal(sheaf_tensor_extent(out, 0), 50);
   assert_int_equal(sheaf_tensor_extent(out, 1), 64);
@@ -312,32 +320,70 @@ static void test_meta_touches_no_memory(void **state)
     options.lengths = form == 2;
     options.mode = SHEAF_MODE_MAX;
     out = NULL;
-    keep_result(sheaf_embedding_bag(indices, table, offsets, &options, &out), &out);
+    tensor_result(sheaf_embedding_bag(indices, table, offsets, &options, &out), &out);
     assert_int_equal(sheaf_tensor_extent(out, 0), form == 1 ? 6 : 7);
     assert_memory_equal(sheaf_meta_last().sku.name, "bag_max.f16.i32/", 16);
     assert_true(sheaf_meta_last().workspace_bytes > 0);
   }
   sheaf_tensor *data = tensor_untouchable(SHEAF_F32, SHAPE(50, 3));
   out = NULL;
-  keep_result(sheaf_unsorted_segment_reduce(data, SHEAF_REDUCE_PROD, indices, 9, NULL, &out), &out);
+  tensor_result(sheaf_unsorted_segment_reduce(data, SHEAF_REDUCE_PROD, indices, 9, NULL, &out), &out);
   assert_int_equal(sheaf_tensor_extent(out, 0), 9);
   out = NULL;
-  keep_result(sheaf_cast(data, SHEAF_BF16, &out), &out);
+  tensor_result(sheaf_cast(data, SHEAF_BF16, &out), &out);
   assert_int_equal(sheaf_tensor_dtype(out), SHEAF_BF16);
   assert_int_equal(sheaf_meta_last().sku.name[0], 0);
   out = NULL;
-  keep_result(sheaf_quantize(data, SHEAF_INT8, &out), &out);
+  tensor_result(sheaf_quantize(data, SHEAF_INT8, &out), &out);
   assert_int_equal(sheaf_tensor_dtype(out), SHEAF_INT8);
   sheaf_tensor *plain = NULL;
-  keep_result(sheaf_dequantize(out, SHEAF_DTYPE_NONE, &plain), &plain);
+  tensor_result(sheaf_dequantize(out, SHEAF_DTYPE_NONE, &plain), &plain);
   assert_int_equal(sheaf_tensor_dtype(plain), SHEAF_F32);
   plain = NULL;
-  keep_result(sheaf_embedding(indices, out, NULL, &plain), &plain); /* a quantised table without data */
+  tensor_result(sheaf_embedding(indices, out, NULL, &plain), &plain); /* a quantised table without data */
   assert_int_equal(sheaf_tensor_extent(plain, 1), 3);
   plain = NULL;
-  keep_result(sheaf_add(data, data, 2, &plain), &plain);
+  tensor_result(sheaf_add(data, data, 2, &plain), &plain);
   plain = NULL;
-  keep_result(sheaf_movedim(data, 1, 0, &plain), &plain);
+  tensor_result(sheaf_movedim(data, 1, 0, &plain), &plain);
+}
+
+/* What meta tensors say of kernel and workspace is what a plan for the same problem says. */
+static void test_meta_tells_what_a_plan_takes(void **state)
+{
+  (void)state;
+  sheaf_tensor *data = tensor_untouchable(SHEAF_F64, SHAPE(700, 5)), *ids = tensor_untouchable(SHEAF_I32, SHAPE(700)),
+               *out;
+  sheaf_segment_desc desc = SHEAF_SEGMENT_DESC_INIT;
+  sheaf_plan *plan;
+  desc.kind = SHEAF_UNSORTED_SEGMENT_MEAN;
+  desc.dtype = SHEAF_F64;
+  desc.index_dtype = SHEAF_I32;
+  desc.rows = 700;
+  desc.dim = 5;
+  desc.segments = 30;
+  desc.bad_index = SHEAF_BAD_INDEX_ERROR;
+  expect_ok(sheaf_segment_select(&desc, NULL, &plan));
+  RESULT(out, sheaf_unsorted_segment_reduce(data, SHEAF_REDUCE_MEAN, ids, 30, NULL, &out));
+  assert_true(sheaf_plan_workspace_size(plan) > 0);
+  assert_int_equal(sheaf_meta_last().workspace_bytes, sheaf_plan_workspace_size(plan));
+  assert_string_equal(sheaf_meta_last().sku.name, sheaf_plan_sku(plan).name);
+  sheaf_plan_free(plan);
+}
+
+/* Whatever device the tensor is like, one without data lies nowhere. */
+static void test_meta_of_a_device(void **state)
+{
+  (void)state;
+  int64_t rows[] = {9, 4}, count[] = {2};
+  DLTensor dl = {.device = {kDLCUDA, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}, .shape = rows};
+  sheaf_tensor *table, *indices, *out;
+  RESULT(table, sheaf_tensor_meta(&dl, &table));
+  dl = (DLTensor){.device = {kDLCUDA, 0}, .ndim = 1, .dtype = {kDLInt, 64, 1}, .shape = count};
+  RESULT(indices, sheaf_tensor_meta(&dl, &indices));
+  RESULT(out, sheaf_embedding(indices, table, NULL, &out));
+  assert_int_equal(sheaf_tensor_extent(out, 1), 4);
+  RESULT(out, sheaf_embedding(tensor_untouchable(SHEAF_I64, SHAPE(2)), table, NULL, &out));
 }
 
 static void test_meta_checks_as_a_run_does(void **state)
@@ -465,7 +511,10 @@ int main(void)
       TEST(test_segment_reduce_by_hand),
       TEST(test_casts_round_once),
       TEST(test_add_and_movedim),
+      TEST(test_reshape_of_a_slice_copies),
       TEST(test_meta_touches_no_memory),
+      TEST(test_meta_tells_what_a_plan_takes),
+      TEST(test_meta_of_a_device),
       TEST(test_meta_checks_as_a_run_does),
       TEST(test_data_must_lie_in_one_place),
       TEST(test_cuda_needs_its_plugin),

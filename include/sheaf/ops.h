@@ -10,8 +10,8 @@
  * (not while a gradient is being recorded). On failure `*out` is what it was. Options may be NULL: the defaults.
  *
  * Bad indices and ids are errors by default (INDEX_OUT_OF_RANGE), unlike in plans. On a CUDA device such an error is
- * found by waiting for the thread's stream (device.h), and memory that was given has been written by then; with the
- * option to skip them, nothing is waited for.
+ * found by the run itself and by waiting for the thread's stream (device.h): a result that was given has been written
+ * by then, as if bad ones were skipped. With the option to skip them, nothing is waited for.
  */
 #ifndef SHEAF_OPS_H
 #define SHEAF_OPS_H
@@ -25,7 +25,7 @@ extern "C" {
 
 /* ---- Lookups and bags ---------------------------------------------------------------------------------------- */
 
-/* As an attribute, and in options where 0 must be the default. */
+/* As an attribute, and in options, where 0 is the default: a mean, as in PyTorch. */
 typedef enum sheaf_bag_mode { SHEAF_MODE_MEAN = 0, SHEAF_MODE_SUM = 1, SHEAF_MODE_MAX = 2 } sheaf_bag_mode;
 
 typedef struct sheaf_embedding_options {
@@ -40,7 +40,7 @@ typedef struct sheaf_embedding_options {
 } sheaf_embedding_options;
 #define SHEAF_EMBEDDING_OPTIONS_INIT SHEAF_INIT(sheaf_embedding_options)
 
-/* out[..., :] = table[indices[...]]. Indices of any shape; nested indices give a nested result. */
+/* out[..., :] = table[indices[...]]. Indices of any shape; nested indices give a nested result of their components. */
 SHEAF_API sheaf_status sheaf_embedding(sheaf_tensor *indices, sheaf_tensor *table,
                                        const sheaf_embedding_options *options, sheaf_tensor **out);
 
@@ -100,8 +100,8 @@ SHEAF_API sheaf_status sheaf_dequantize(sheaf_tensor *rows, sheaf_dtype dtype, s
 /* A row-sparse tensor with increasing ids; rows of equal ids are added in the canonical order. */
 SHEAF_API sheaf_status sheaf_coalesce(sheaf_tensor *sparse, sheaf_tensor **out);
 
-/* Sparse: [V, D]. Quantised: dequantised to F32. Nested: [B, longest, ...], zeros behind the shorter ones. Dense: the
- * tensor itself. */
+/* Sparse: all rows. Quantised: dequantised to F32. Nested: [..., B, longest, ...], zeros behind the shorter ones.
+ * Dense: the tensor itself. */
 SHEAF_API sheaf_status sheaf_to_dense(sheaf_tensor *tensor, sheaf_tensor **out);
 
 /* Another floating-point type, rounded to nearest even. The same type: the tensor itself. */
@@ -111,10 +111,12 @@ SHEAF_API sheaf_status sheaf_cast(sheaf_tensor *tensor, sheaf_dtype dtype, sheaf
  * when that is dense: then a is changed in place, and of a sparse b only its rows are touched. */
 SHEAF_API sheaf_status sheaf_add(sheaf_tensor *a, sheaf_tensor *b, double alpha, sheaf_tensor **out);
 
-/* Dimension `from` becomes dimension `to`; a copy. */
+/* Dimension `from` becomes dimension `to`; a copy. Of a nested tensor, those before its components can be moved. */
 SHEAF_API sheaf_status sheaf_movedim(sheaf_tensor *tensor, int from, int to, sheaf_tensor **out);
 
-/* The same elements in another shape of as many; shares the memory of a contiguous tensor. */
+/* The same elements in another shape of as many; shares the memory of a contiguous tensor. The shape of a nested tensor
+ * has -1 for the dimension that varies, behind the number of components. A row-sparse tensor whose rows stay whole
+ * stays row-sparse. */
 SHEAF_API sheaf_status sheaf_reshape(sheaf_tensor *tensor, int rank, const int64_t *shape, sheaf_tensor **out);
 
 /* A new leading dimension that repeats the tensor `count` times; a copy. */
@@ -122,7 +124,7 @@ SHEAF_API sheaf_status sheaf_expand(sheaf_tensor *tensor, int64_t count, sheaf_t
 
 /* ---- Attributes of the calls, for layers --------------------------------------------------------------------- */
 
-/* Ops 0 to 3. Inputs: embedding (table, indices); embedding_backward (grad_out, indices); embedding_bag (table,
+/* Lookups and bags. Inputs: embedding (table, indices); embedding_backward (grad_out, indices); embedding_bag (table,
  * indices, offsets, weights), outputs out and arg; embedding_bag_backward (grad_out, indices, offsets, weights, table,
  * out, arg), outputs table_grad and weights_grad. */
 typedef enum sheaf_embedding_attr {
@@ -139,7 +141,7 @@ typedef enum sheaf_embedding_attr {
 } sheaf_embedding_attr;
 enum { SHEAF_BAGS_LENGTHS = 3 };
 
-/* Ops 4 and 5. Inputs: segment_reduce (data, ids), outputs out and arg; segment_reduce_backward (grad_out, ids, data,
+/* Segments. Inputs: segment_reduce (data, ids), outputs out and arg; segment_reduce_backward (grad_out, ids, data,
  * arg). */
 typedef enum sheaf_segment_attr {
   SHEAF_SEGMENT_REDUCE = 0,
@@ -186,7 +188,8 @@ SHEAF_API sheaf_status sheaf_autocast_end(void);
 
 /* Hides a dimension: ops on the result work on one slice, and compute all slices in one run. Slices are matched by
  * level; a vmap within another has the higher level (1 to 4). `unbatch` shows the dimension of the highest level again,
- * at place `dim`. */
+ * at place `dim`. The rows of row-sparse and quantised tensors stay whole; of nested ones, dimensions before the
+ * components can be hidden. */
 SHEAF_API sheaf_status sheaf_batch(sheaf_tensor *tensor, int dim, int level, sheaf_tensor **out);
 SHEAF_API sheaf_status sheaf_unbatch(sheaf_tensor *tensor, int dim, int level, sheaf_tensor **out);
 

@@ -116,20 +116,20 @@ typedef struct sheaf_embedding_desc {
   sheaf_bag_form bag_form;
   int64_t rows;               /* V, rows in `table` */
   int64_t dim;                /* D */
-  int64_t indices;            /* N (kind 7: not used) */
-  int64_t bags;               /* B (kinds 2 to 7; others: 0) */
+  int64_t indices;            /* N (BAG_MAX_BACKWARD: not used) */
+  int64_t bags;               /* B (lookups: 0) */
   int64_t row_begin;          /* `table` holds rows row_begin .. row_begin + V - 1 of a table of total_rows; indices */
   int64_t total_rows;         /* held elsewhere are skipped but counted by mean. total_rows 0: the table is whole */
   int64_t padding_idx;        /* in 0 .. total rows - 1; used when has_padding */
   int64_t batch;              /* 0: one problem. b >= 1: b problems, every operand has a leading dimension of b whose */
                               /* stride may be 0 for inputs */
   uint8_t has_padding;        /* 0 or 1, as every flag here */
-  uint8_t weighted;           /* kinds 2 to 5: args hold one weight per index */
-  uint8_t scale_grad_by_freq; /* kinds 1, 4, 5: divide a row's gradient by its number of occurrences. Kind 7: refused */
+  uint8_t weighted;           /* bag sums and means, and their backward: args hold one weight per index */
+  uint8_t scale_grad_by_freq; /* backward: divide a row's gradient by its number of occurrences. Maxima refuse it */
   uint8_t grouping_given;     /* backward: args.grouping will be set, so the workspace can be smaller */
-  sheaf_padding padding;      /* kind 0 */
+  sheaf_padding padding;      /* LOOKUP */
   sheaf_bad_index bad_index;
-  sheaf_grad_write grad_write; /* kinds 1, 4, 5, 7 */
+  sheaf_grad_write grad_write; /* backward */
 } sheaf_embedding_desc;
 
 #define SHEAF_EMBEDDING_DESC_INIT SHEAF_INIT(sheaf_embedding_desc)
@@ -137,16 +137,16 @@ typedef struct sheaf_embedding_desc {
 /* X(operand), in the order in which they are checked. An operand that the kind does not list is ignored, so that one
  * args struct can serve forward and backward; weights without `weighted`, and offsets in matrix form, are refused.
  * Shapes, with a leading [batch] when desc.batch >= 1:
- *   table         [V, D] (quantised: u8 [V, sheaf_dtype_row_bytes])     kinds 0 2 3 6; 4 5 when weights_grad is wanted
- *   indices       any shape of N elements; [B, L] in matrix form         kinds 0 to 6
- *   offsets       [B] or [B + 1]                                         kinds 2 to 6 unless in matrix form
- *   weights       as indices, of the table's dtype (quantised: F32)      kinds 2 to 5 when weighted
- *   grad_out      [N, D] for kind 1 (any leading shape of N), else [B, D] kinds 1 4 5 7
- *   out           [N, D] for kind 0 (any leading shape of N), else [B, D] kinds 0 2 3 6; 5: the forward output of the
- *                                                                         whole table, read when weights_grad is wanted
- *   arg           [B, D] of index_dtype: row that gave the maximum, or -1 kind 6: written, optional; kind 7: read
- *   table_grad    [V, D]                                                 kinds 1 7; 4 5 optional
- *   weights_grad  as weights, always overwritten                         kinds 4 5, optional, when weighted */
+ *   table         [V, D] (quantised: u8 [V, sheaf_dtype_row_bytes])   forward; backward when weights_grad is wanted
+ *   indices       any shape of N elements; [B, L] in matrix form      all but BAG_MAX_BACKWARD
+ *   offsets       [B] or [B + 1]                                      bags but BAG_MAX_BACKWARD, unless in matrix form
+ *   weights       as indices, of the table's dtype (quantised: F32)   sums and means and their backward, when weighted
+ *   grad_out      [B, D]; lookups: [N, D], any leading shape of N     backward
+ *   out           as grad_out                                         forward; BAG_MEAN_BACKWARD: the forward output of
+ *                                                                     the whole table, when weights_grad is wanted
+ *   arg           [B, D] of index_dtype: the maximum's row, or -1     BAG_MAX: written, optional; its backward: read
+ *   table_grad    [V, D]                                              backward; of sums and means optional
+ *   weights_grad  as weights, always overwritten                      backward of weighted sums, means; optional */
 #define SHEAF_EMBEDDING_OPERAND_LIST(X) \
   X(table) X(indices) X(offsets) X(weights) X(grad_out) X(out) X(arg) X(table_grad) X(weights_grad)
 
@@ -306,7 +306,7 @@ SHEAF_API sheaf_status sheaf_segment_run(const sheaf_plan *plan, void *workspace
  * own (64-byte aligned, sheaf_grouping_size bytes) and set args.grouping (and desc.grouping_given, for a smaller
  * workspace). It depends on indices, offsets and the description (rows, range, padding, weighted or not), not on
  * tables or gradients; run refuses a grouping made for another description. 0 bytes for a plan that needs none. Of
- * args only indices, offsets (arg for kind 7; ids) and report are looked at. */
+ * args only indices, offsets (arg for BAG_MAX_BACKWARD; ids) and report are looked at. */
 SHEAF_API size_t sheaf_grouping_size(const sheaf_plan *plan);
 SHEAF_API sheaf_status sheaf_embedding_grouping_build(const sheaf_plan *plan, void *grouping, size_t grouping_bytes,
                                                       void *stream, const sheaf_embedding_args *args);

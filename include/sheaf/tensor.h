@@ -41,9 +41,9 @@ typedef struct sheaf_tensor sheaf_tensor;
 typedef enum sheaf_form {
   SHEAF_FORM_DENSE = 0,
   SHEAF_FORM_META = 1,      /* type and shape, no data */
-  SHEAF_FORM_SPARSE = 2,    /* [V, D]: row ids and their rows; other rows are zero, equal ids add up */
+  SHEAF_FORM_SPARSE = 2,    /* [..., V, D]: row ids and their rows; other rows are zero, equal ids add up */
   SHEAF_FORM_QUANTIZED = 3, /* [..., V, D]: packed int8 or int4 rows */
-  SHEAF_FORM_NESTED = 4,    /* [B, jagged, ...]: values of all components, and where each begins */
+  SHEAF_FORM_NESTED = 4,    /* [..., B, jagged, ...]: values of all components, and where each begins */
   SHEAF_FORM_BATCHED = 5    /* what an op sees within vmap: one slice, of many that are computed together */
 } sheaf_form;
 
@@ -84,7 +84,7 @@ SHEAF_API sheaf_status sheaf_tensor_quantized(sheaf_tensor *packed, sheaf_dtype 
                                               sheaf_tensor **tensor);
 
 /* Nested from values [N, ...] and offsets [B + 1], which start at 0, do not decrease and end at N; else
- * INVALID_PROBLEM. */
+ * INVALID_PROBLEM. Batched values (ops.h, vmap) give a nested tensor for each slice, all with the same components. */
 SHEAF_API sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sheaf_tensor **tensor);
 
 /* The same memory and version without gradients. */
@@ -94,7 +94,7 @@ SHEAF_API sheaf_status sheaf_tensor_detach(sheaf_tensor *tensor, sheaf_tensor **
 SHEAF_API sheaf_tensor *sheaf_tensor_retain(sheaf_tensor *tensor);
 SHEAF_API void sheaf_tensor_release(sheaf_tensor *tensor);
 
-/* What it is. Of NULL: NONE, 0, empty, NULL. An extent that varies (nested, dimension 1) is -1. */
+/* What it is. Of NULL: NONE, 0, empty, NULL. An extent that varies (nested, behind the components) is -1. */
 SHEAF_API sheaf_dtype sheaf_tensor_dtype(const sheaf_tensor *tensor); /* INT8 or INT4 when quantised */
 SHEAF_API sheaf_form sheaf_tensor_form(const sheaf_tensor *tensor);
 SHEAF_API int sheaf_tensor_rank(const sheaf_tensor *tensor);
@@ -108,8 +108,8 @@ SHEAF_API const DLTensor *sheaf_tensor_dl(const sheaf_tensor *tensor);
  * sheaf_tensor_written. */
 SHEAF_API void *sheaf_tensor_data(const sheaf_tensor *tensor);
 
-/* Part 0 and 1: ids and values of a sparse tensor, values and offsets of a nested one; part 0 of a batched one is what
- * it wraps. Borrowed; NULL when there is none. */
+/* Part 0 and 1: ids and values of a sparse tensor (ids count its rows through all dimensions before the last), values
+ * and offsets of a nested one; part 0 of a batched one is what it wraps. Borrowed; NULL when there is none. */
 SHEAF_API sheaf_tensor *sheaf_tensor_part(const sheaf_tensor *tensor, int part);
 SHEAF_API int sheaf_tensor_is_coalesced(const sheaf_tensor *tensor);
 

@@ -39,6 +39,7 @@ struct sheaf_tensor {
   sheaf_tensor *part[2];
   sheaf_grad grad_kind; /* leaf: what it wants. Results: NONE */
   int levels;           /* batched: how many */
+  int lead;             /* nested: dimensions before that of the components; the values have them, too */
   _Atomic(sheaf_tensor *) grad;
   shf_history *history;                  /* results: who made it, */
   int history_output;                    /* as which of its outputs */
@@ -109,10 +110,11 @@ sheaf_status shf_tensor_reshape(sheaf_tensor *tensor, int rank, const int64_t *s
 /* Wraps `inner`, whose leading dimensions are the levels', and whose reference it takes (also when it fails). */
 sheaf_status shf_tensor_batched(sheaf_tensor *inner, int levels, const int *level, sheaf_tensor **tensor);
 
-/* The parts checked by whoever made them. */
-sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t rows, int coalesced,
+/* The parts checked by whoever made them. Row-sparse: `shape` is [..., V, D], and ids count its rows from the first to
+ * the last. Nested: values [lead dimensions, N, ...]; the same components in every one of the leading dimensions. */
+sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int rank, const int64_t *shape, int coalesced,
                                sheaf_tensor **tensor);
-sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sheaf_tensor **tensor);
+sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, int lead, sheaf_tensor **tensor);
 
 int shf_tensor_is_contiguous(const sheaf_tensor *tensor);
 int64_t shf_tensor_elements(const sheaf_tensor *tensor);

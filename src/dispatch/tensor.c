@@ -158,6 +158,7 @@ sheaf_status sheaf_tensor_meta(const DLTensor *like, sheaf_tensor **tensor)
   *tensor = NULL;
   SHF_TRY(view_of(like, 0, tensor));
   (*tensor)->form = SHEAF_FORM_META;
+  (*tensor)->dl.device = (DLDevice){kDLCPU, 0}; /* it lies nowhere: checks are those of the CPU */
   (*tensor)->keys = sheaf_keyset_of(SHEAF_KEY_META);
   return SHEAF_OK;
 }
@@ -224,6 +225,7 @@ sheaf_status sheaf_tensor_detach(sheaf_tensor *tensor, sheaf_tensor **detached)
   t->bytes = tensor->bytes;
   t->coalesced = tensor->coalesced;
   t->levels = tensor->levels;
+  t->lead = tensor->lead;
   memcpy(t->level, tensor->level, sizeof t->level);
   shf_copy_name(t, tensor);
   for (int i = 0; i < 2; i++)

@@ -43,7 +43,7 @@ static sheaf_status make_of(sheaf_form form, int key, sheaf_tensor *first, sheaf
 
 /* ---- Row-sparse ---- */
 
-sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t rows, int coalesced,
+sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int rank, const int64_t *shape, int coalesced,
                                sheaf_tensor **tensor)
 {
   SHF_TRY(make_of(SHEAF_FORM_SPARSE, SHEAF_KEY_SPARSE, ids, values, tensor));
@@ -51,9 +51,8 @@ sheaf_status shf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t 
   t->part[0] = sheaf_tensor_retain(ids);
   t->part[1] = sheaf_tensor_retain(values);
   t->dtype = values->dtype;
-  t->rank = 2;
-  t->extent[0] = rows;
-  t->extent[1] = values->extent[1];
+  t->rank = rank;
+  for (int i = 0; i < rank; i++) t->extent[i] = shape[i];
   t->coalesced = coalesced;
   return SHEAF_OK;
 }
@@ -90,7 +89,8 @@ sheaf_status sheaf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_
   SHF_REQUIRE(rows >= 0, INVALID_PROBLEM, "a row-sparse tensor of %" PRId64 " rows", rows);
   SHF_REQUIRE(shf_tensor_is_contiguous(ids), INVALID_PROBLEM, "the ids of a row-sparse tensor must be contiguous");
   SHF_TRY(check_values(ids, rows, coalesced != 0, check_ids));
-  return shf_tensor_sparse(ids, values, rows, coalesced != 0, tensor);
+  const int64_t shape[] = {rows, values->extent[1]};
+  return shf_tensor_sparse(ids, values, 2, shape, coalesced != 0, tensor);
 }
 
 /* ---- Quantised ---- */
@@ -122,7 +122,7 @@ sheaf_status sheaf_tensor_quantized(sheaf_tensor *packed, sheaf_dtype dtype, int
 
 /* ---- Nested ---- */
 
-sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sheaf_tensor **tensor)
+sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, int lead, sheaf_tensor **tensor)
 {
   SHF_REQUIRE(values->rank + 1 <= SHEAF_TENSOR_MAX_RANK, INVALID_PROBLEM, "a nested tensor over values of rank %d",
               values->rank);
@@ -132,9 +132,11 @@ sheaf_status shf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, shea
   t->part[1] = sheaf_tensor_retain(offsets);
   t->dtype = values->dtype;
   t->rank = values->rank + 1;
-  t->extent[0] = offsets->extent[0] - 1;
-  t->extent[1] = -1;
-  for (int i = 1; i < values->rank; i++) t->extent[i + 1] = values->extent[i];
+  t->lead = lead;
+  for (int i = 0; i < lead; i++) t->extent[i] = values->extent[i];
+  t->extent[lead] = offsets->extent[0] - 1;
+  t->extent[lead + 1] = -1;
+  for (int i = lead + 1; i < values->rank; i++) t->extent[i + 1] = values->extent[i];
   return SHEAF_OK;
 }
 
@@ -157,7 +159,9 @@ sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sh
 {
   SHF_REQUIRE(tensor, INVALID_PROBLEM, "sheaf_tensor_nested: tensor is NULL");
   *tensor = NULL;
-  SHF_REQUIRE(values && offsets && is_plain(values) && values->rank >= 1 && is_plain(offsets) && is_index(offsets) &&
+  int hidden = values && values->form == SHEAF_FORM_BATCHED ? values->levels : 0; /* every slice has such values */
+  sheaf_tensor *all = hidden ? values->part[0] : values;
+  SHF_REQUIRE(values && offsets && is_plain(all) && values->rank >= 1 && is_plain(offsets) && is_index(offsets) &&
                   offsets->rank == 1 && offsets->extent[0] >= 1,
               INVALID_PROBLEM, "a nested tensor needs values [N, ...] and offsets [B + 1] of i32 or i64, B from 0");
   SHF_REQUIRE(shf_same_place(values, offsets), INVALID_PROBLEM,
@@ -165,7 +169,10 @@ sheaf_status sheaf_tensor_nested(sheaf_tensor *values, sheaf_tensor *offsets, sh
   SHF_TRY(check_no_grad("a nested tensor", values));
   SHF_REQUIRE(shf_tensor_is_contiguous(offsets), INVALID_PROBLEM, "the offsets of a nested tensor must be contiguous");
   SHF_TRY(check_values(offsets, values->extent[0], 0, check_offsets));
-  return shf_tensor_nested(values, offsets, tensor);
+  if (!hidden) return shf_tensor_nested(values, offsets, 0, tensor);
+  sheaf_tensor *slices;
+  SHF_TRY(shf_tensor_nested(all, offsets, hidden, &slices));
+  return shf_tensor_batched(slices, hidden, values->level, tensor);
 }
 
 /* ---- Batched ---- */

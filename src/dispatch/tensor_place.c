@@ -98,8 +98,8 @@ static sheaf_status copy_parts(sheaf_tensor *tensor, DLDevice device, sheaf_tens
   if (status == SHEAF_OK) status = sheaf_tensor_to(tensor->part[1], device, &part[1]);
   if (status == SHEAF_OK)
     status = tensor->form == SHEAF_FORM_SPARSE
-                 ? shf_tensor_sparse(part[0], part[1], tensor->extent[0], tensor->coalesced, out)
-                 : shf_tensor_nested(part[0], part[1], out);
+                 ? shf_tensor_sparse(part[0], part[1], tensor->rank, tensor->extent, tensor->coalesced, out)
+                 : shf_tensor_nested(part[0], part[1], tensor->lead, out);
   sheaf_tensor_release(part[0]);
   sheaf_tensor_release(part[1]);
   return status;

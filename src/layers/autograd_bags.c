@@ -107,10 +107,12 @@ sheaf_status shf_grad_bag(SHF_GRADIENT_ARGUMENTS)
   sheaf_call how = SHEAF_CALL_INIT;
   int table = (wanted >> TABLE & 1) != 0, weights = (wanted >> WEIGHTS & 1) != 0;
   sheaf_dtype dtype = table ? likes[TABLE]->dtype : likes[WEIGHTS]->dtype;
-  shf_sharing sharing;
+  shf_sharing sharing = shf_grad_sharing(forward);
   shf_grad_attrs(forward, table ? likes[TABLE] : forward->inputs[TABLE], attrs);
   if (table) attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
-  SHF_TRY(shf_grad_sharing(forward, attrs, &sharing));
+  int max = attrs[SHEAF_EMBEDDING_MODE].i == SHEAF_MODE_MAX; /* whose arg alone says where gradients go */
+  if (sharing == SHF_SHARES_ENTRIES && !max && forward->inputs[INDICES]->form == SHEAF_FORM_NESTED)
+    sharing = SHF_SHARES_SUMS;
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], dtype, NULL, &grad));
   sheaf_status status = SHEAF_OK;
   if (sharing == SHF_SHARES_ENTRIES)

@@ -201,7 +201,10 @@ static sheaf_status make_likes(const shf_node *node, sheaf_tensor **likes)
     for (int d = 0; d < saved->rank; d++) extent[d] = saved->extent[d] < 0 ? 0 : saved->extent[d];
     dl.shape = extent;
     SHF_TRY(sheaf_tensor_meta(&dl, &likes[i]));
-    if (node->edges[i].leaf) likes[i]->grad_kind = node->edges[i].leaf->grad_kind;
+    for (int d = 0; d < saved->rank; d++) likes[i]->extent[d] = saved->extent[d];
+    const shf_edge *edge = &node->edges[i]; /* a wish holds through other shapes, which vmap makes of a table */
+    while (edge->node && edge->node->call.op == SHEAF_OP_RESHAPE) edge = &edge->node->edges[0];
+    if (edge->leaf) likes[i]->grad_kind = edge->leaf->grad_kind;
   }
   return SHEAF_OK;
 }

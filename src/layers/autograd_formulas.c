@@ -29,9 +29,28 @@ sheaf_status shf_grad_call(sheaf_op op, sheaf_tensor *const *inputs, int input_c
   return sheaf_dispatch(&call);
 }
 
+/* The sum over the leading dimension of a nested tensor. */
+static sheaf_status sum_nested(const sheaf_tensor *each, sheaf_tensor **sum)
+{
+  sheaf_tensor *values;
+  SHF_REQUIRE(!each->history && !shf_thread.trace, UNSUPPORTED,
+              "a nested gradient of what %" PRId64 " slices share is neither differentiated again nor traced",
+              each->extent[0]);
+  SHF_TRY(shf_grad_sum_problems(sheaf_tensor_retain(each->part[0]), &values));
+  sheaf_status status = shf_tensor_nested(values, each->part[1], each->lead - 1, sum);
+  sheaf_tensor_release(values);
+  return status;
+}
+
 /* The gradient of an input that all problems of a batch share: the sum over the leading dimension. Takes `each`. */
 sheaf_status shf_grad_sum_problems(sheaf_tensor *each, sheaf_tensor **sum)
 {
+  int listed = each->form == SHEAF_FORM_SPARSE && each->rank > 2 && !each->history && !shf_thread.trace; /* or dense */
+  if (listed || each->form == SHEAF_FORM_NESTED) {
+    sheaf_status summed = listed ? shf_sparse_sum_problems(each, sum) : sum_nested(each, sum);
+    sheaf_tensor_release(each);
+    return summed;
+  }
   int64_t flat[] = {each->extent[0], 1};
   for (int i = 1; i < each->rank; i++) flat[1] *= each->extent[i]; /* also of no problems, whose sum is zero */
   sheaf_tensor *rows = NULL, *ids = NULL, *outputs[2] = {NULL, NULL};
@@ -94,14 +113,10 @@ void shf_grad_attrs(const sheaf_call *forward, const sheaf_tensor *table, sheaf_
 
 /* ---- Lookup ---- */
 
-sheaf_status shf_grad_sharing(const sheaf_call *forward, const sheaf_attr *attrs, shf_sharing *sharing)
+shf_sharing shf_grad_sharing(const sheaf_call *forward)
 {
-  int shared = forward->batch && !shf_grad_is_batched(forward, TABLE);
-  int scaled = attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i != 0;
-  SHF_REQUIRE(!shared || !scaled || !attrs[SHEAF_EMBEDDING_SPARSE].i, UNSUPPORTED,
-              "scale_grad_by_freq of a row-sparse gradient of a table that %" PRId64 " problems share", forward->batch);
-  *sharing = !shared ? SHF_SHARES_NOTHING : scaled ? SHF_SHARES_SUMS : SHF_SHARES_ENTRIES;
-  return SHEAF_OK;
+  if (!forward->batch || shf_grad_is_batched(forward, TABLE)) return SHF_SHARES_NOTHING;
+  return forward->attrs[SHEAF_EMBEDDING_SCALE_GRAD_BY_FREQ].i ? SHF_SHARES_SUMS : SHF_SHARES_ENTRIES;
 }
 
 sheaf_status shf_grad_sum_shared(shf_sharing sharing, sheaf_tensor **grad)
@@ -117,33 +132,21 @@ static sheaf_status embedding_backward(SHF_GRADIENT_ARGUMENTS)
   (void)context;
   (void)wanted;
   sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
-  sheaf_tensor *grad, *inputs[2] = {NULL, NULL};
+  sheaf_tensor *grad;
   sheaf_call how = SHEAF_CALL_INIT;
-  shf_sharing sharing;
+  shf_sharing sharing = shf_grad_sharing(forward);
   shf_grad_attrs(forward, likes[TABLE], attrs);
   attrs[SHEAF_EMBEDDING_SPARSE].i = shf_grad_sparse_kind(forward, likes[TABLE]);
   if (attrs[SHEAF_EMBEDDING_SPARSE].i) how.include = sheaf_keyset_of(SHEAF_KEY_SPARSE);
-  SHF_TRY(shf_grad_sharing(forward, attrs, &sharing));
   SHF_TRY(shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[TABLE]->dtype, NULL, &grad));
-  sheaf_status status = SHEAF_OK;
-  if (sharing == SHF_SHARES_ENTRIES) {
-    status = shf_grad_merge_leading(grad, &inputs[0]);
-    if (status == SHEAF_OK) {
-      int64_t all = shf_tensor_elements(forward->inputs[INDICES]);
-      status = shf_send_reshape(forward->inputs[INDICES], 1, &all, NULL, &inputs[1]);
-    }
-  } else {
-    inputs[0] = sheaf_tensor_retain(grad);
-    inputs[1] = sheaf_tensor_retain(forward->inputs[INDICES]);
+  if (sharing != SHF_SHARES_ENTRIES) { /* else the indices of all problems, whatever their shape, are one problem's */
     how.batch = forward->batch;
     how.batched = 1u | (shf_grad_is_batched(forward, INDICES) ? 2u : 0);
   }
-  if (status == SHEAF_OK)
-    status = shf_grad_call(SHEAF_OP_EMBEDDING_BACKWARD, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how,
-                           &input_grads[TABLE], 1);
+  sheaf_tensor *inputs[] = {grad, forward->inputs[INDICES]};
+  sheaf_status status =
+      shf_grad_call(SHEAF_OP_EMBEDDING_BACKWARD, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, &how, &input_grads[TABLE], 1);
   if (status == SHEAF_OK) status = shf_grad_sum_shared(sharing, &input_grads[TABLE]);
-  sheaf_tensor_release(inputs[0]);
-  sheaf_tensor_release(inputs[1]);
   sheaf_tensor_release(grad);
   return status;
 }
@@ -227,12 +230,54 @@ static sheaf_status cast_backward(SHF_GRADIENT_ARGUMENTS)
   return shf_send_dtype(SHEAF_OP_CAST, output_grads[0], likes[0]->dtype, NULL, &input_grads[0]);
 }
 
-static sheaf_status same_backward(SHF_GRADIENT_ARGUMENTS)
+/* Where each value of a nested tensor went when it was padded, as nested indices; made on the host. */
+static sheaf_status places_of(const sheaf_tensor *nested, int64_t longest, sheaf_tensor **out)
+{
+  const int lead = nested->lead;
+  int64_t lists = 1, components = nested->extent[lead], *place;
+  sheaf_tensor *offsets = NULL, *host = NULL, *places = NULL;
+  for (int i = 0; i < lead; i++) lists *= nested->extent[i];
+  sheaf_status status = shf_tensor_on_host(nested->part[1], &offsets);
+  if (status == SHEAF_OK) status = shf_tensor_make(SHEAF_I64, lead + 1, nested->part[0]->extent, offsets, &host);
+  if (status == SHEAF_OK) {
+    place = host->dl.data;
+    for (int64_t c = 0; c < lists * components; c++) {
+      int64_t length = shf_index_at(offsets, c % components + 1) - shf_index_at(offsets, c % components);
+      for (int64_t i = 0; i < length; i++) *place++ = c * longest + i;
+    }
+    status = sheaf_tensor_to(host, shf_device_of(nested), &places);
+  }
+  if (status == SHEAF_OK) status = shf_tensor_nested(places, nested->part[1], lead, out);
+  sheaf_tensor_release(places);
+  sheaf_tensor_release(host);
+  sheaf_tensor_release(offsets);
+  return status;
+}
+
+/* The gradient of a nested tensor that was padded: its values are looked up where they went. */
+static sheaf_status unpad(sheaf_tensor *nested, sheaf_tensor *grad, sheaf_tensor **out)
+{
+  int64_t matrix[] = {1, 1};
+  sheaf_tensor *inputs[2] = {NULL, NULL}, *found = NULL;
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1};
+  for (int i = 0; i < grad->rank; i++) matrix[i > nested->lead + 1] *= grad->extent[i];
+  SHF_TRY(shf_send_reshape(grad, 2, matrix, NULL, &inputs[0]));
+  sheaf_status status = places_of(nested, grad->extent[nested->lead + 1], &inputs[1]);
+  if (status == SHEAF_OK)
+    status = shf_grad_call(SHEAF_OP_EMBEDDING, inputs, 2, attrs, SHEAF_EMBEDDING_ATTRS, NULL, &found, 1);
+  if (status == SHEAF_OK) status = shf_send_reshape(found, nested->rank, nested->extent, NULL, out);
+  sheaf_tensor_release(found);
+  sheaf_tensor_release(inputs[1]);
+  sheaf_tensor_release(inputs[0]);
+  return status;
+}
+
+static sheaf_status to_dense_backward(SHF_GRADIENT_ARGUMENTS)
 {
   (void)context;
-  (void)forward;
   (void)wanted;
   (void)likes;
+  if (forward->inputs[0]) return unpad(forward->inputs[0], output_grads[0], &input_grads[0]);
   input_grads[0] = sheaf_tensor_retain(output_grads[0]);
   return SHEAF_OK;
 }
@@ -262,6 +307,22 @@ static sheaf_status expand_backward(SHF_GRADIENT_ARGUMENTS)
   return shf_grad_sum_problems(sheaf_tensor_retain(output_grads[0]), &input_grads[0]);
 }
 
+/* Zeros that a gradient can be added to: nested as it is, or dense. */
+static sheaf_status zeros_like(const sheaf_tensor *grad, sheaf_tensor **zeros)
+{
+  const sheaf_tensor *like = grad->form == SHEAF_FORM_NESTED ? grad->part[0] : grad;
+  sheaf_tensor *made;
+  *zeros = NULL;
+  SHF_TRY(shf_tensor_make(like->dtype, like->rank, like->extent, like, &made));
+  sheaf_status status = shf_tensor_clear(made);
+  if (status == SHEAF_OK && like == grad)
+    *zeros = sheaf_tensor_retain(made);
+  else if (status == SHEAF_OK)
+    status = shf_tensor_nested(made, grad->part[1], grad->lead, zeros);
+  sheaf_tensor_release(made);
+  return status;
+}
+
 static sheaf_status add_backward(SHF_GRADIENT_ARGUMENTS)
 {
   (void)context;
@@ -273,9 +334,8 @@ static sheaf_status add_backward(SHF_GRADIENT_ARGUMENTS)
       continue;
     }
     sheaf_tensor *zeros, *scaled = NULL;
-    SHF_TRY(shf_tensor_make(grad->dtype, grad->rank, grad->extent, grad, &zeros));
-    sheaf_status status = shf_tensor_clear(zeros);
-    if (status == SHEAF_OK) status = shf_send_add(zeros, grad, forward->attrs[0].f, NULL, &scaled);
+    SHF_TRY(zeros_like(grad, &zeros));
+    sheaf_status status = shf_send_add(zeros, grad, forward->attrs[0].f, NULL, &scaled);
     sheaf_tensor_release(zeros);
     if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, scaled, likes[i]->dtype, NULL, &input_grads[i]);
     sheaf_tensor_release(scaled);
@@ -297,6 +357,8 @@ shf_needs shf_gradient_needs(const sheaf_call *call, const sheaf_gradient *gradi
       needs.inputs |= SHF_BIT(TABLE);
       if (mode == SHEAF_MODE_MEAN) needs.outputs |= SHF_BIT(0);
     }
+  } else if (call->op == SHEAF_OP_TO_DENSE) {
+    if (call->inputs[0]->form == SHEAF_FORM_NESTED) needs.inputs |= SHF_BIT(0); /* its offsets */
   } else if (call->op == SHEAF_OP_SEGMENT_REDUCE) {
     if (call->inputs[0]->form == SHEAF_FORM_NESTED) needs.inputs |= SHF_BIT(0); /* its offsets are the segments */
     int64_t reduce = call->attrs[SHEAF_SEGMENT_REDUCE].i;
@@ -323,7 +385,7 @@ const sheaf_gradient shf_built_in_gradients[SHEAF_OP_BUILT_IN] = {
     [SHEAF_OP_EMBEDDING_BAG_BACKWARD] = GRADIENT(1 | 8 | 16, 1 | 2 | 4 | 8 | 16, shf_grad_bag_twice),
     [SHEAF_OP_SEGMENT_REDUCE] = GRADIENT(1, 2, segment_backward),
     [SHEAF_OP_SEGMENT_REDUCE_BACKWARD] = GRADIENT(1, 2, segment_double_backward),
-    [SHEAF_OP_TO_DENSE] = GRADIENT(1, 0, same_backward),
+    [SHEAF_OP_TO_DENSE] = GRADIENT(1, 0, to_dense_backward),
     [SHEAF_OP_CAST] = GRADIENT(1, 0, cast_backward),
     [SHEAF_OP_ADD] = GRADIENT(3, 0, add_backward),
     [SHEAF_OP_MOVEDIM] = GRADIENT(1, 0, movedim_backward),

@@ -64,10 +64,10 @@ sheaf_status shf_grad_merged_input(const sheaf_call *call, int input, sheaf_tens
 int shf_grad_sparse_kind(const sheaf_call *forward, const sheaf_tensor *like);
 
 /* How the gradient of a table is made of the problems of a batch: each has its own table; or they share one, and their
- * entries are its entries; or they share one, but entries are scaled problem by problem, so that their gradients are
- * made one by one and added up. */
+ * entries are its entries; or they share one, but entries are scaled problem by problem (or nested, with offsets that
+ * problems share), so that their gradients are made one by one and added up. */
 typedef enum shf_sharing { SHF_SHARES_NOTHING, SHF_SHARES_ENTRIES, SHF_SHARES_SUMS } shf_sharing;
-sheaf_status shf_grad_sharing(const sheaf_call *forward, const sheaf_attr *attrs, shf_sharing *sharing);
+shf_sharing shf_grad_sharing(const sheaf_call *forward);
 sheaf_status shf_grad_sum_shared(shf_sharing sharing, sheaf_tensor **grad);
 
 /* Rows [..., D], each multiplied by its number in [..., 1] (autograd_scale.c). */

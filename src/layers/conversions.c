@@ -163,9 +163,12 @@ sheaf_status shf_plain_batch(const sheaf_call *call, const sheaf_frame *frame)
               "vmap level %" PRId64 " within level %d: the inner one must be higher", level,
               t->level[levels ? levels - 1 : 0]);
   SHF_REQUIRE(t->rank >= 1, INVALID_PROBLEM, "a tensor without dimensions has none to batch");
-  SHF_REQUIRE(t->form == SHEAF_FORM_DENSE || t->form == SHEAF_FORM_META || t->form == SHEAF_FORM_BATCHED ||
-                  (t->form == SHEAF_FORM_QUANTIZED && t->rank >= 3),
-              UNSUPPORTED, "a tensor of form %d and rank %d cannot be batched", (int)t->form, t->rank);
+  const sheaf_tensor *whole = levels ? t->part[0] : t;
+  int rows = whole->form == SHEAF_FORM_SPARSE || whole->form == SHEAF_FORM_QUANTIZED; /* whose last two stay together */
+  SHF_REQUIRE(whole->form != SHEAF_FORM_NESTED || whole->lead > levels, UNSUPPORTED,
+              "the components of a nested tensor are not alike: vmap has no slices of them");
+  SHF_REQUIRE(!rows || t->rank >= 3, UNSUPPORTED, "a tensor of form %d and rank %d cannot be batched", (int)whole->form,
+              t->rank);
   for (int i = 0; i < levels; i++) all[i] = t->level[i];
   all[levels] = (int)level;
   return shf_tensor_batched(sheaf_tensor_retain(levels ? t->part[0] : t), levels + 1, all, &call->outputs[0]);

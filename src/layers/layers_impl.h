@@ -109,6 +109,10 @@ sheaf_status shf_map_fill(sheaf_tensor *out, double value);
     [SHEAF_OP_BATCH] = shf_plain_batch, [SHEAF_OP_RESHAPE] = shf_plain_reshape, [SHEAF_OP_EXPAND] = shf_plain_expand \
   }
 
+/* The row-sparse sum over the leading dimension of a row-sparse tensor [problems, V, D] (sparse_sums.c), with the bits
+ * that the dense one has. */
+sheaf_status shf_sparse_sum_problems(sheaf_tensor *each, sheaf_tensor **sum);
+
 /* ---- Calls of other ops by layers (layer_calls.c) ---- */
 
 /* A call that is sent down (frame), or through the dispatcher from the top (frame NULL). */

@@ -1,4 +1,4 @@
-/* sparse_compact.c: numbers the rows that a list of indices touches: a stable sort by row, then a walk. */
+/* sparse_compact.c: numbers the rows that a list of indices touches: a stable sort by row, then two walks. */
 #include <inttypes.h>
 
 #include "layers/sparse_impl.h"
@@ -41,6 +41,7 @@ static sheaf_status list_entries(const sheaf_tensor *indices, const shf_compact_
                                  int64_t *places, int64_t *listed)
 {
   int64_t count = shf_tensor_elements(indices), bad = 0, first = -1;
+  int64_t each = rule->problems ? count / rule->problems : count;
   for (int64_t i = 0; i < count; i++) {
     int64_t row = shf_index_at(indices, i);
     places[i] = -1;
@@ -49,8 +50,7 @@ static sheaf_status list_entries(const sheaf_tensor *indices, const shf_compact_
       if (bad++ == 0) first = i;
       continue;
     }
-    if (row == rule->padding && !rule->keep_padding) continue;
-    list[(*listed)++] = (entry){row, i};
+    if (row != rule->padding) list[(*listed)++] = (entry){i / each * rule->rows + row, i};
   }
   if (bad && rule->bad_index == SHEAF_BAD_INDEX_ERROR) return bad_entry(rule, first, shf_index_at(indices, first), bad);
   return SHEAF_OK;
@@ -64,36 +64,48 @@ static void set_id(sheaf_tensor *ids, int64_t at, int64_t id)
     ((int32_t *)ids->dl.data)[at] = (int32_t)id;
 }
 
-/* Numbers sorted (or, with `each`, listed) entries; `ids` may be NULL, to count only. */
-static int64_t number(const entry *list, int64_t listed, const shf_compact_rule *rule, int64_t *places,
-                      shf_compact *compact)
+static int is_new(const entry *list, int64_t i, int each) { return i == 0 || each || list[i].row != list[i - 1].row; }
+
+/* Counts the rows of sorted (or, with `each`, listed) entries: all of them, and where those of each problem begin. */
+static void count_rows(const entry *list, int64_t listed, const shf_compact_rule *rule, shf_compact *compact)
 {
-  int64_t count = 0;
+  int64_t *start = compact->starts->dl.data, problems = compact->starts->extent[0] - 1, problem = 0;
   for (int64_t i = 0; i < listed; i++) {
-    if (i == 0 || rule->each || list[i].row != list[i - 1].row) {
-      if (compact && list[i].row == rule->padding) compact->padding = count;
-      if (compact) set_id(compact->ids, count, list[i].row);
-      count++;
-    }
-    if (compact) places[list[i].position] = count - 1;
+    if (!is_new(list, i, rule->each)) continue;
+    while (problem <= list[i].row / rule->rows) start[problem++] = compact->count;
+    compact->count++;
   }
-  return count;
+  while (problem <= problems) start[problem++] = compact->count;
+  for (int64_t p = 0; p < problems; p++)
+    if (start[p + 1] - start[p] > compact->most) compact->most = start[p + 1] - start[p];
+}
+
+static void number_rows(const entry *list, int64_t listed, const shf_compact_rule *rule, int64_t *places,
+                        shf_compact *compact)
+{
+  const int64_t *start = compact->starts->dl.data;
+  for (int64_t i = 0, next = 0; i < listed; i++) {
+    if (is_new(list, i, rule->each)) set_id(compact->ids, next++, list[i].row);
+    places[list[i].position] = next - 1 - start[list[i].row / rule->rows];
+  }
 }
 
 static sheaf_status compact_on_host(const sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact)
 {
+  int64_t tables = rule->problems ? rule->problems : 1, starts = tables + 1, listed = 0;
   SHF_TRY(shf_tensor_make(SHEAF_I64, indices->rank, indices->extent, indices, &compact->indices));
-  int64_t *places = compact->indices->dl.data, listed = 0;
+  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, &starts, indices, &compact->starts));
+  int64_t *places = compact->indices->dl.data;
   size_t bytes = 2 * sizeof(entry) * (size_t)(shf_tensor_elements(indices) + 1);
   entry *list = shf_core_alloc(bytes), *sorted = list;
   if (!list) return shf_core_no_memory("a list of entries", bytes);
   sheaf_status status = list_entries(indices, rule, list, places, &listed);
   if (status == SHEAF_OK) {
-    if (!rule->each) sorted = sort_entries(list, list + listed, listed, rule->rows);
-    compact->count = number(sorted, listed, rule, places, NULL);
-    status = shf_tensor_make(indices->dtype, 1, &compact->count, indices, &compact->ids);
+    if (!rule->each) sorted = sort_entries(list, list + listed, listed, rule->rows * tables);
+    count_rows(sorted, listed, rule, compact);
+    status = shf_tensor_make(rule->problems ? SHEAF_I64 : indices->dtype, 1, &compact->count, indices, &compact->ids);
   }
-  if (status == SHEAF_OK) number(sorted, listed, rule, places, compact);
+  if (status == SHEAF_OK) number_rows(sorted, listed, rule, places, compact);
   shf_core_free(list, bytes);
   return status;
 }
@@ -110,7 +122,7 @@ static sheaf_status move_to(sheaf_tensor **slot, DLDevice device)
 
 sheaf_status shf_compact_rows(sheaf_tensor *indices, const shf_compact_rule *rule, shf_compact *compact)
 {
-  *compact = (shf_compact){.padding = -1};
+  *compact = (shf_compact){.count = 0};
   SHF_REQUIRE(indices->form == SHEAF_FORM_DENSE && (indices->dtype == SHEAF_I32 || indices->dtype == SHEAF_I64) &&
                   shf_tensor_is_contiguous(indices),
               INVALID_PROBLEM, "%s must be a contiguous tensor of i32 or i64, it is %s of form %d", rule->operand,
@@ -132,6 +144,7 @@ void shf_compact_free(shf_compact *compact)
   shf_drop(&compact->ids);
   shf_drop(&compact->indices);
   shf_drop(&compact->host_ids);
+  shf_drop(&compact->starts);
 }
 
 int64_t shf_find_id(const sheaf_tensor *ids, int64_t id)

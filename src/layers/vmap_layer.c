@@ -4,21 +4,11 @@
  * are merged into one; one that has none is shared by all problems; one that has some of them is repeated. */
 #include <inttypes.h>
 
-#include "layers/layers_impl.h"
-
-enum { MOST_INPUTS = 8, MOST_OUTPUTS = 2 };
-
-typedef struct levels {
-  int count;
-  int level[SHF_MAX_LEVELS];
-  int64_t extent[SHF_MAX_LEVELS];
-  int64_t problems;
-} levels;
-
-static int is_batched(const sheaf_tensor *t) { return t && t->form == SHEAF_FORM_BATCHED; }
+#include "layers/vmap_impl.h"
 
 /* Adds a level, keeping them in order. */
-static __attribute__((noinline)) sheaf_status add_level(levels *all, int level, int64_t extent, const sheaf_call *call)
+static __attribute__((noinline)) sheaf_status add_level(shf_levels *all, int level, int64_t extent,
+                                                        const sheaf_call *call)
 {
   int at = 0;
   while (at < all->count && all->level[at] < level) at++;
@@ -36,14 +26,14 @@ static __attribute__((noinline)) sheaf_status add_level(levels *all, int level, 
   return SHEAF_OK;
 }
 
-static inline sheaf_status find_levels(const sheaf_call *call, levels *all)
+static inline sheaf_status find_levels(const sheaf_call *call, shf_levels *all)
 {
   all->count = 0;
-  SHF_REQUIRE(call->input_count <= MOST_INPUTS && call->output_count <= MOST_OUTPUTS, UNSUPPORTED,
-              "%s has %d inputs; vmap takes %d", shf_op_name(call), call->input_count, MOST_INPUTS);
+  SHF_REQUIRE(call->input_count <= SHF_VMAP_INPUTS && call->output_count <= SHF_VMAP_OUTPUTS, UNSUPPORTED,
+              "%s has %d inputs; vmap takes %d", shf_op_name(call), call->input_count, SHF_VMAP_INPUTS);
   for (int i = 0; i < call->input_count; i++) {
     const sheaf_tensor *t = call->inputs[i];
-    if (!is_batched(t)) continue;
+    if (!shf_is_batched(t)) continue;
     if (all->count == 0) { /* the first one's levels are in order */
       all->count = t->levels;
       for (int l = 0; l < t->levels; l++) {
@@ -83,7 +73,7 @@ static sheaf_status move_first(sheaf_tensor **slot, int to, const sheaf_frame *f
 }
 
 /* Brings the missing levels in, from the innermost out: [.., lower levels, rest] gets a dimension at its place. */
-static sheaf_status insert_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame,
+static sheaf_status insert_levels(const sheaf_tensor *t, const shf_levels *all, const sheaf_frame *frame,
                                   sheaf_tensor **out)
 {
   sheaf_tensor *now = sheaf_tensor_retain(t->part[0]), *next = NULL;
@@ -104,7 +94,7 @@ static sheaf_status insert_levels(const sheaf_tensor *t, const levels *all, cons
 }
 
 /* An input with all levels, as leading dimensions. */
-static sheaf_status with_all_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame,
+static sheaf_status with_all_levels(const sheaf_tensor *t, const shf_levels *all, const sheaf_frame *frame,
                                     sheaf_tensor **out)
 {
   *out = NULL;
@@ -114,7 +104,8 @@ static sheaf_status with_all_levels(const sheaf_tensor *t, const levels *all, co
 }
 
 /* ... merged into one. */
-static sheaf_status merge_levels(const sheaf_tensor *t, const levels *all, const sheaf_frame *frame, sheaf_tensor **out)
+static sheaf_status merge_levels(const sheaf_tensor *t, const shf_levels *all, const sheaf_frame *frame,
+                                 sheaf_tensor **out)
 {
   sheaf_tensor *full;
   *out = NULL;
@@ -130,7 +121,7 @@ static sheaf_status merge_levels(const sheaf_tensor *t, const levels *all, const
 /* ---- Outputs ---- */
 
 /* Splits the merged dimension again, and hides all levels. Takes the reference. */
-static sheaf_status wrap(sheaf_tensor *result, const levels *all, int merged, const sheaf_frame *frame,
+static sheaf_status wrap(sheaf_tensor *result, const shf_levels *all, int merged, const sheaf_frame *frame,
                          sheaf_tensor **out)
 {
   if (!merged || all->count == 1) return shf_tensor_batched(result, all->count, all->level, out);
@@ -147,12 +138,12 @@ static sheaf_status wrap(sheaf_tensor *result, const levels *all, int merged, co
   return status == SHEAF_OK ? shf_tensor_batched(split, all->count, all->level, out) : status;
 }
 
-static inline sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **results, const levels *all, int merged,
-                                    const sheaf_frame *frame)
+sheaf_status shf_vmap_hand_out(const sheaf_call *call, sheaf_tensor **results, const shf_levels *all, int merged,
+                               const sheaf_frame *frame)
 {
   sheaf_status status = SHEAF_OK;
   /* each result is replaced by what it is wrapped in, or gone */
-  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
+  for (int i = 0; i < call->output_count && i < SHF_VMAP_OUTPUTS; i++) {
     sheaf_tensor *result = results[i];
     results[i] = NULL;
     if (result && status == SHEAF_OK)
@@ -160,7 +151,7 @@ static inline sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **resul
     else
       sheaf_tensor_release(result);
   }
-  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
+  for (int i = 0; i < call->output_count && i < SHF_VMAP_OUTPUTS; i++) {
     if (status == SHEAF_OK)
       call->outputs[i] = results[i];
     else
@@ -171,128 +162,22 @@ static inline sheaf_status hand_out(const sheaf_call *call, sheaf_tensor **resul
 
 /* ---- The ops ---- */
 
-/* What an input of one problem looks like, without data. */
-static sheaf_status shape_of(sheaf_tensor *t, sheaf_tensor **out)
-{
-  const sheaf_tensor *whole = is_batched(t) ? t->part[0] : t;
-  int hidden = is_batched(t) ? t->levels : 0;
-  *out = NULL;
-  if (whole->form == SHEAF_FORM_SPARSE || whole->form == SHEAF_FORM_NESTED) {
-    sheaf_tensor *part[2] = {NULL, NULL};
-    sheaf_status status = shape_of(whole->part[0], &part[0]);
-    if (status == SHEAF_OK) status = shape_of(whole->part[1], &part[1]);
-    if (status == SHEAF_OK)
-      status = whole->form == SHEAF_FORM_NESTED
-                   ? shf_tensor_nested(part[0], part[1], out)
-                   : shf_tensor_sparse(part[0], part[1], whole->extent[0], whole->coalesced, out);
-    sheaf_tensor_release(part[0]);
-    sheaf_tensor_release(part[1]);
-    return status;
-  }
-  DLTensor dl = whole->dl;
-  dl.ndim -= hidden;
-  dl.shape += hidden;
-  dl.strides = NULL;
-  if (whole->form != SHEAF_FORM_QUANTIZED) return sheaf_tensor_meta(&dl, out);
-  sheaf_tensor *packed;
-  SHF_TRY(sheaf_tensor_meta(&dl, &packed));
-  sheaf_status status = sheaf_tensor_quantized(packed, whole->dtype, whole->extent[whole->rank - 1], out);
-  sheaf_tensor_release(packed);
-  return status;
-}
-
-/* A lookup of none of the rows. */
-static sheaf_status look_up_nothing(sheaf_tensor *rows, const sheaf_frame *frame, sheaf_tensor **out)
-{
-  sheaf_tensor *inputs[2] = {rows, NULL};
-  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1};
-  SHF_TRY(shf_tensor_make(SHEAF_I64, 1, (int64_t[]){0}, rows, &inputs[1]));
-  sheaf_call call = SHEAF_CALL_INIT;
-  call.op = SHEAF_OP_EMBEDDING;
-  call.inputs = inputs;
-  call.input_count = 2;
-  call.outputs = out;
-  call.output_count = 1;
-  call.attrs = attrs;
-  call.attr_count = SHEAF_EMBEDDING_ATTRS;
-  sheaf_status status = shf_redispatch(&call, frame);
-  sheaf_tensor_release(inputs[1]);
-  return status;
-}
-
-/* A result without elements depends on its inputs all the same: nothing is looked up in those that require a gradient,
- * and added to it, so that backward gives them zeros of the kind that they want. */
-static sheaf_status join_graphs(const sheaf_call *call, const sheaf_frame *frame, sheaf_tensor **result)
-{
-  for (int i = 0; i < call->input_count; i++) {
-    sheaf_tensor *t = is_batched(call->inputs[i]) ? call->inputs[i]->part[0] : call->inputs[i];
-    sheaf_tensor *made[4] = {NULL}, *joined = NULL;
-    if (!sheaf_tensor_requires_grad(t) || (t->form != SHEAF_FORM_DENSE && t->form != SHEAF_FORM_META)) continue;
-    sheaf_status status = SHEAF_OK;
-    if (t->rank == 2)
-      made[0] = sheaf_tensor_retain(t);
-    else
-      status = shf_send_reshape(t, 2, (int64_t[]){shf_tensor_elements(t), 1}, frame, &made[0]);
-    if (status == SHEAF_OK) status = look_up_nothing(made[0], frame, &made[1]);
-    if (status == SHEAF_OK) status = shf_send_reshape(made[1], (*result)->rank, (*result)->extent, frame, &made[2]);
-    if (status == SHEAF_OK) status = shf_send_dtype(SHEAF_OP_CAST, made[2], (*result)->dtype, frame, &made[3]);
-    if (status == SHEAF_OK) status = shf_send_add(*result, made[3], 1, frame, &joined);
-    for (int m = 0; m < 4; m++) sheaf_tensor_release(made[m]);
-    SHF_TRY(status);
-    sheaf_tensor_release(*result);
-    *result = joined;
-  }
-  return SHEAF_OK;
-}
-
-/* No problems at all, which a plan cannot run: the results of one tell the shapes. */
-static sheaf_status over_nothing(const sheaf_call *call, const sheaf_frame *frame, const levels *all)
-{
-  sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
-  sheaf_status status = SHEAF_OK;
-  for (int i = 0; i < call->input_count && status == SHEAF_OK; i++)
-    if (call->inputs[i]) status = shape_of(call->inputs[i], &inputs[i]);
-  sheaf_call one = *call;
-  one.inputs = inputs;
-  one.outputs = results;
-  if (status == SHEAF_OK) status = shf_redispatch(&one, frame);
-  for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
-  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) {
-    sheaf_tensor *shape = results[i];
-    int64_t extent[2 * SHEAF_TENSOR_MAX_RANK];
-    results[i] = NULL;
-    if (!shape) continue;
-    for (int l = 0; l < all->count; l++) extent[l] = all->extent[l];
-    for (int d = 0; d < shape->rank; d++) extent[all->count + d] = shape->extent[d];
-    if (status == SHEAF_OK && shape->form != SHEAF_FORM_META)
-      status = shf_core_fail(SHEAF_UNSUPPORTED, "%s: a result of form %d over no problems", shf_op_name(call),
-                             (int)shape->form);
-    if (status == SHEAF_OK)
-      status = shf_tensor_make(shape->dtype, all->count + shape->rank, extent, call->inputs[0], &results[i]);
-    if (status == SHEAF_OK && shf_dtype_is_float(shape->dtype)) status = join_graphs(call, frame, &results[i]);
-    sheaf_tensor_release(shape);
-  }
-  if (status == SHEAF_OK) return hand_out(call, results, all, 0, frame);
-  for (int i = 0; i < call->output_count && i < MOST_OUTPUTS; i++) sheaf_tensor_release(results[i]);
-  return status;
-}
-
 /* Ops that are plans: one run, whose batch are all problems. */
 static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
 {
-  levels all;
-  sheaf_tensor *inputs[MOST_INPUTS], *results[MOST_OUTPUTS] = {NULL, NULL}; /* inputs as far as there are */
+  shf_levels all;
+  sheaf_tensor *inputs[SHF_VMAP_INPUTS], *results[SHF_VMAP_OUTPUTS] = {NULL, NULL}; /* inputs as far as there are */
   SHF_REQUIRE(!call->batch, INVALID_PROBLEM, "%s: batched tensors in a call that is a batch itself", shf_op_name(call));
   SHF_TRY(find_levels(call, &all));
   if (all.count == 0) return shf_redispatch(call, frame); /* the key without such a tensor */
-  if (all.problems == 0) return over_nothing(call, frame, &all);
+  if (all.problems == 0) return shf_vmap_over_nothing(call, frame, &all);
   sheaf_call batch = *call;
   batch.batch = all.problems;
   sheaf_status status = SHEAF_OK;
   uint32_t own = 0; /* inputs that are made here; the others are borrowed */
   for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
     inputs[i] = call->inputs[i];
-    if (!is_batched(inputs[i])) continue;
+    if (!shf_is_batched(inputs[i])) continue;
     batch.batched |= SHF_BIT(i);
     inputs[i] = inputs[i]->part[0];
     if (all.count == 1) continue;
@@ -304,11 +189,11 @@ static sheaf_status as_batch(const sheaf_call *call, const sheaf_frame *frame)
   if (status == SHEAF_OK) status = shf_redispatch(&batch, frame);
   for (int i = 0; own >> i; i++)
     if (own >> i & 1) sheaf_tensor_release(inputs[i]);
-  return status == SHEAF_OK ? hand_out(call, results, &all, 1, frame) : status;
+  return status == SHEAF_OK ? shf_vmap_hand_out(call, results, &all, 1, frame) : status;
 }
 
 /* The attributes of such an op where the hidden dimensions are shown: places and shapes count them. */
-static sheaf_status attrs_beneath(const sheaf_call *call, const levels *all, sheaf_attr *attrs)
+static sheaf_status attrs_beneath(const sheaf_call *call, const shf_levels *all, sheaf_attr *attrs)
 {
   for (int i = 0; i < call->attr_count; i++) attrs[i] = call->attrs[i];
   if (call->op == SHEAF_OP_MOVEDIM)
@@ -327,15 +212,15 @@ static sheaf_status attrs_beneath(const sheaf_call *call, const levels *all, she
 /* Ops on each element or row: the hidden dimensions are like others. */
 static sheaf_status as_one(const sheaf_call *call, const sheaf_frame *frame)
 {
-  levels all;
-  sheaf_tensor *inputs[MOST_INPUTS] = {NULL}, *results[MOST_OUTPUTS] = {NULL, NULL};
+  shf_levels all;
+  sheaf_tensor *inputs[SHF_VMAP_INPUTS] = {NULL}, *results[SHF_VMAP_OUTPUTS] = {NULL, NULL};
   SHF_TRY(find_levels(call, &all));
   if (all.count == 0) return shf_redispatch(call, frame);
   sheaf_status status = SHEAF_OK;
   for (int i = 0; i < call->input_count && status == SHEAF_OK; i++) {
     sheaf_tensor *t = call->inputs[i], unbatched = {.levels = 0};
     unbatched.part[0] = t;
-    if (t) status = with_all_levels(is_batched(t) ? t : &unbatched, &all, frame, &inputs[i]);
+    if (t) status = with_all_levels(shf_is_batched(t) ? t : &unbatched, &all, frame, &inputs[i]);
   }
   sheaf_attr attrs[1 + SHEAF_TENSOR_MAX_RANK] = {{.i = 0}};
   sheaf_call one = *call;
@@ -347,16 +232,16 @@ static sheaf_status as_one(const sheaf_call *call, const sheaf_frame *frame)
   if (status == SHEAF_OK && call->op == SHEAF_OP_EXPAND)
     status = move_first(&results[0], all.count, frame); /* what it put in front belongs behind the hidden ones */
   for (int i = 0; i < call->input_count; i++) sheaf_tensor_release(inputs[i]);
-  return status == SHEAF_OK ? hand_out(call, results, &all, 0, frame) : status;
+  return status == SHEAF_OK ? shf_vmap_hand_out(call, results, &all, 0, frame) : status;
 }
 
 static sheaf_status unbatch(const sheaf_call *call, const sheaf_frame *frame)
 {
   sheaf_tensor *t = call->inputs[0];
   (void)frame;
-  SHF_REQUIRE(is_batched(t) && t->level[t->levels - 1] == call->attrs[0].i, INVALID_PROBLEM,
+  SHF_REQUIRE(shf_is_batched(t) && t->level[t->levels - 1] == call->attrs[0].i, INVALID_PROBLEM,
               "unbatch of level %" PRId64 ": the tensor's highest level is %d", call->attrs[0].i,
-              is_batched(t) ? t->level[t->levels - 1] : 0);
+              shf_is_batched(t) ? t->level[t->levels - 1] : 0);
   if (t->levels == 1) {
     call->outputs[0] = sheaf_tensor_retain(t->part[0]);
     return SHEAF_OK;

@@ -15,7 +15,7 @@ static sheaf_status reduce_segments(sheaf_tensor *data, sheaf_reduce reduce, she
                   (unsigned)options->ties <= SHEAF_TIES_SPLIT,
               INVALID_PROBLEM, "segment_reduce: skip_bad_ids %d, empty %d, ties %d", options->skip_bad_ids,
               (int)options->empty, (int)options->ties);
-  SHF_REQUIRE(ids || sheaf_tensor_form(data) == SHEAF_FORM_NESTED, INVALID_PROBLEM,
+  SHF_REQUIRE(ids || sheaf_keyset_contains(sheaf_tensor_keys(data), SHEAF_KEY_NESTED), INVALID_PROBLEM,
               "segment_reduce: ids are NULL, which only nested data allow");
   sheaf_tensor *inputs[] = {data, ids}, *outputs[] = {*out, NULL};
   sheaf_attr attrs[SHEAF_SEGMENT_ATTRS] = {[SHEAF_SEGMENT_REDUCE].i = reduce,

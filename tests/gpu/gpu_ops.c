@@ -75,7 +75,7 @@ static sheaf_tensor *result(sheaf_status status, sheaf_tensor **out)
   show(tensor_keep(*out));
   return *out;
 }
-#define RESULT(out, call) ((out) = NULL, result(call, &(out)))
+#define SHOWN(out, call) ((out) = NULL, result(call, &(out)))
 
 static size_t memory_bytes(const sheaf_tensor *t)
 {
@@ -119,7 +119,7 @@ static void lookups(void)
   for (int e = 0; e < 4; e++)
     for (int i = 0; i < 2; i++) {
       sheaf_tensor *table = FLOATS(elements[e], 1, 37, 19), *indices = INTS(index_types[i], 37, 2, 5, 7), *out;
-      RESULT(out, sheaf_embedding(indices, table, NULL, &out));
+      SHOWN(out, sheaf_embedding(indices, table, NULL, &out));
       options.padding_idx = 3;
       options.has_padding = 1;
       options.padding = i ? SHEAF_PADDING_ROW : SHEAF_PADDING_ZERO;
@@ -129,8 +129,8 @@ static void lookups(void)
   sheaf_tensor *table = FLOATS(SHEAF_F32, 1, 5, 3), *wrong = LIST(SHEAF_I64, 4, 0, 7, -2, 4), *out;
   options = (sheaf_embedding_options)SHEAF_EMBEDDING_OPTIONS_INIT;
   options.skip_bad_indices = 1;
-  RESULT(out, sheaf_embedding(wrong, table, &options, &out));
-  RESULT(out, sheaf_embedding(on(tensor_of(SHEAF_I64, SHAPE(0), NULL)), table, NULL, &out));
+  SHOWN(out, sheaf_embedding(wrong, table, &options, &out));
+  SHOWN(out, sheaf_embedding(on(tensor_of(SHEAF_I64, SHAPE(0), NULL)), table, NULL, &out));
 }
 
 static void bags(void)
@@ -150,7 +150,7 @@ static void bags(void)
           options.padding_idx = 2;
           if (weighted)
             options.per_sample_weights = form == 3 ? FLOATS(elements[e], 5, 4, 3) : FLOATS(elements[e], 5, 12);
-          RESULT(out, sheaf_embedding_bag(indices, table, form == 3 ? NULL : lists[form], &options, &out));
+          SHOWN(out, sheaf_embedding_bag(indices, table, form == 3 ? NULL : lists[form], &options, &out));
         }
 }
 
@@ -164,8 +164,8 @@ static void segments(void)
         sheaf_segment_options options = SHEAF_SEGMENT_OPTIONS_INIT;
         options.empty = e & 1 ? SHEAF_EMPTY_IDENTITY : SHEAF_EMPTY_NEUTRAL;
         if (reduce == SHEAF_REDUCE_MEAN) options.empty = SHEAF_EMPTY_NEUTRAL; /* a NaN's bits are its own */
-        RESULT(out, (sorted ? sheaf_segment_reduce : sheaf_unsorted_segment_reduce)(data, (sheaf_reduce)reduce, ids, 5,
-                                                                                    &options, &out));
+        SHOWN(out, (sorted ? sheaf_segment_reduce : sheaf_unsorted_segment_reduce)(data, (sheaf_reduce)reduce, ids, 5,
+                                                                                   &options, &out));
       }
 }
 
@@ -176,22 +176,22 @@ static void conversions(void)
   sheaf_tensor *out, *packed, *twice;
   for (int from = 0; from < 4; from++) {
     sheaf_tensor *t = FLOATS(elements[from], 8, 3, 4, 5), *rows = FLOATS(elements[from], 9, 7, 6);
-    for (int to = 0; to < 4; to++) RESULT(out, sheaf_cast(t, elements[to], &out));
-    RESULT(out, sheaf_movedim(t, 2, 0, &out));
-    RESULT(out, sheaf_movedim(t, 0, 1, &out));
-    RESULT(out, sheaf_expand(t, 3, &out));
-    RESULT(out, sheaf_reshape(t, 2, (int64_t[]){12, 5}, &out));
-    RESULT(out, sheaf_add(t, t, 1, &out));
-    RESULT(out, sheaf_add(t, FLOATS(elements[from], 10, 3, 4, 5), -0.3, &out));
-    RESULT(packed, sheaf_quantize(rows, SHEAF_INT8, &packed));
-    RESULT(out, sheaf_dequantize(packed, SHEAF_F16, &out));
-    RESULT(packed, sheaf_quantize(t, SHEAF_INT4, &packed)); /* three tables of four rows */
-    RESULT(out, sheaf_dequantize(packed, SHEAF_F64, &out));
-    RESULT(twice, sheaf_cast(packed, SHEAF_INT8, &twice));
-    RESULT(out, sheaf_add(packed, packed, 1, &out));
-    RESULT(out, sheaf_to_dense(twice, &out));
+    for (int to = 0; to < 4; to++) SHOWN(out, sheaf_cast(t, elements[to], &out));
+    SHOWN(out, sheaf_movedim(t, 2, 0, &out));
+    SHOWN(out, sheaf_movedim(t, 0, 1, &out));
+    SHOWN(out, sheaf_expand(t, 3, &out));
+    SHOWN(out, sheaf_reshape(t, 2, (int64_t[]){12, 5}, &out));
+    SHOWN(out, sheaf_add(t, t, 1, &out));
+    SHOWN(out, sheaf_add(t, FLOATS(elements[from], 10, 3, 4, 5), -0.3, &out));
+    SHOWN(packed, sheaf_quantize(rows, SHEAF_INT8, &packed));
+    SHOWN(out, sheaf_dequantize(packed, SHEAF_F16, &out));
+    SHOWN(packed, sheaf_quantize(t, SHEAF_INT4, &packed)); /* three tables of four rows */
+    SHOWN(out, sheaf_dequantize(packed, SHEAF_F64, &out));
+    SHOWN(twice, sheaf_cast(packed, SHEAF_INT8, &twice));
+    SHOWN(out, sheaf_add(packed, packed, 1, &out));
+    SHOWN(out, sheaf_to_dense(twice, &out));
   }
-  RESULT(out, sheaf_movedim(INTS(SHEAF_I64, 9, 11, 4, 5), 0, 1, &out));
+  SHOWN(out, sheaf_movedim(INTS(SHEAF_I64, 9, 11, 4, 5), 0, 1, &out));
   sheaf_tensor *sum = FLOATS(SHEAF_F32, 12, 4, 4), *same = sum;
   expect_ok(sheaf_add(sum, FLOATS(SHEAF_F32, 13, 4, 4), 2, &same)); /* in place */
   show(sum);
@@ -208,48 +208,43 @@ static void gaps(void)
   dl.byte_offset += 8;
   expect_ok(sheaf_tensor_borrow(&dl, 0, &slice));
   tensor_keep(slice);
-  RESULT(out, sheaf_embedding(INTS(SHEAF_I64, 10, 15, 6), slice, NULL, &out));
-  RESULT(out, sheaf_cast(slice, SHEAF_F16, &out));
-  RESULT(out, sheaf_reshape(slice, 1, (int64_t[]){30}, &out));
-  RESULT(out, sheaf_add(slice, slice, 3, &out));
+  SHOWN(out, sheaf_embedding(INTS(SHEAF_I64, 10, 15, 6), slice, NULL, &out));
+  SHOWN(out, sheaf_cast(slice, SHEAF_F16, &out));
+  SHOWN(out, sheaf_reshape(slice, 1, (int64_t[]){30}, &out));
+  SHOWN(out, sheaf_add(slice, slice, 3, &out));
   show(slice);
 }
 
 /* ---- Gradients ---- */
 
-static sheaf_tensor *leaf(sheaf_tensor *t, sheaf_grad grad)
-{
-  expect_ok(sheaf_tensor_require_grad(t, grad));
-  return t;
-}
-
 static void gradients(void)
 {
   for (int e = 0; e < 4; e++)
     for (int kind = SHEAF_GRAD_DENSE; kind <= SHEAF_GRAD_SPARSE_RAW; kind++) {
-      sheaf_tensor *table = leaf(FLOATS(elements[e], 16, 12, 10), (sheaf_grad)kind), *out;
+      sheaf_tensor *table = tensor_leaf(FLOATS(elements[e], 16, 12, 10), (sheaf_grad)kind), *out;
       sheaf_tensor *indices = INTS(SHEAF_I64, 12, 17, 20), *offsets = LIST(SHEAF_I64, 3, 0, 4, 15);
       sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
-      RESULT(out, sheaf_embedding(indices, table, NULL, &out));
+      SHOWN(out, sheaf_embedding(indices, table, NULL, &out));
       expect_ok(sheaf_backward(out, NULL, NULL)); /* ones */
       show(sheaf_tensor_grad(table));
       for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_MAX; mode++) { /* gradients add up */
         options.mode = (sheaf_bag_mode)mode;
         options.scale_grad_by_freq = mode == SHEAF_MODE_MEAN;
-        RESULT(out, sheaf_embedding_bag(indices, table, offsets, &options, &out));
+        SHOWN(out, sheaf_embedding_bag(indices, table, offsets, &options, &out));
         expect_ok(sheaf_backward(out, FLOATS(elements[e], 18, 3, 10), NULL));
         show(sheaf_tensor_grad(table));
       }
     }
-  sheaf_tensor *table = leaf(FLOATS(SHEAF_F32, 19, 8, 4), SHEAF_GRAD_SPARSE), *indices = INTS(SHEAF_I32, 8, 20, 9),
-               *out;
-  sheaf_tensor *weights = leaf(FLOATS(SHEAF_F32, 21, 9), SHEAF_GRAD_DENSE), *offsets = LIST(SHEAF_I32, 3, 2, 3, 4);
+  sheaf_tensor *table = tensor_leaf(FLOATS(SHEAF_F32, 19, 8, 4), SHEAF_GRAD_SPARSE),
+               *indices = INTS(SHEAF_I32, 8, 20, 9), *out;
+  sheaf_tensor *weights = tensor_leaf(FLOATS(SHEAF_F32, 21, 9), SHEAF_GRAD_DENSE),
+               *offsets = LIST(SHEAF_I32, 3, 2, 3, 4);
   for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_SUM; mode++) {
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.mode = (sheaf_bag_mode)mode;
     options.lengths = 1;
     options.per_sample_weights = weights;
-    RESULT(out, sheaf_embedding_bag(indices, table, offsets, &options, &out));
+    SHOWN(out, sheaf_embedding_bag(indices, table, offsets, &options, &out));
     expect_ok(sheaf_backward(out, NULL, NULL));
     show(sheaf_tensor_grad(table));
     show(sheaf_tensor_grad(weights));
@@ -260,11 +255,11 @@ static void segment_gradients(void)
 {
   for (int reduce = SHEAF_REDUCE_SUM; reduce <= SHEAF_REDUCE_PROD; reduce++)
     for (int ties = SHEAF_TIES_FIRST; ties <= SHEAF_TIES_SPLIT; ties++) {
-      sheaf_tensor *data = leaf(FLOATS(SHEAF_F64, 22, 11, 3), SHEAF_GRAD_DENSE), *ids = INTS(SHEAF_I64, 4, 23, 11),
-                   *out;
+      sheaf_tensor *data = tensor_leaf(FLOATS(SHEAF_F64, 22, 11, 3), SHEAF_GRAD_DENSE),
+                   *ids = INTS(SHEAF_I64, 4, 23, 11), *out;
       sheaf_segment_options options = SHEAF_SEGMENT_OPTIONS_INIT;
       options.ties = (sheaf_ties)ties;
-      RESULT(out, sheaf_unsorted_segment_reduce(data, (sheaf_reduce)reduce, ids, 4, &options, &out));
+      SHOWN(out, sheaf_unsorted_segment_reduce(data, (sheaf_reduce)reduce, ids, 4, &options, &out));
       expect_ok(sheaf_backward(out, FLOATS(SHEAF_F64, 24, 4, 3), NULL));
       show(sheaf_tensor_grad(data));
     }
@@ -272,15 +267,16 @@ static void segment_gradients(void)
 
 static void gradients_of_gradients(void)
 {
-  sheaf_tensor *table = leaf(FLOATS(SHEAF_F64, 25, 6, 3), SHEAF_GRAD_DENSE), *indices = INTS(SHEAF_I64, 6, 26, 8), *out;
-  sheaf_tensor *grad = leaf(FLOATS(SHEAF_F64, 27, 8, 3), SHEAF_GRAD_DENSE);
+  sheaf_tensor *table = tensor_leaf(FLOATS(SHEAF_F64, 25, 6, 3), SHEAF_GRAD_DENSE),
+               *indices = INTS(SHEAF_I64, 6, 26, 8), *out;
+  sheaf_tensor *grad = tensor_leaf(FLOATS(SHEAF_F64, 27, 8, 3), SHEAF_GRAD_DENSE);
   sheaf_backward_options twice = SHEAF_BACKWARD_OPTIONS_INIT;
   twice.create_graph = 1;
-  RESULT(out, sheaf_embedding(indices, table, NULL, &out));
+  SHOWN(out, sheaf_embedding(indices, table, NULL, &out));
   expect_ok(sheaf_backward(out, grad, &twice));
   sheaf_tensor *first = tensor_keep(sheaf_tensor_retain(sheaf_tensor_grad(table))), *scaled;
   show(first);
-  RESULT(scaled, sheaf_add(first, first, 0.5, &scaled));
+  SHOWN(scaled, sheaf_add(first, first, 0.5, &scaled));
   sheaf_tensor_clear_grad(table);
   expect_ok(sheaf_backward(scaled, FLOATS(SHEAF_F64, 28, 6, 3), NULL));
   show(sheaf_tensor_grad(grad));
@@ -289,16 +285,16 @@ static void gradients_of_gradients(void)
 /* ... of weighted means, scaled by frequency: what is divided by is made on the host. */
 static void gradients_of_weighted_gradients(void)
 {
-  sheaf_tensor *leaves[] = {leaf(FLOATS(SHEAF_F64, 25, 6, 3), SHEAF_GRAD_DENSE),
-                            leaf(FLOATS(SHEAF_F64, 26, 9), SHEAF_GRAD_DENSE),
-                            leaf(FLOATS(SHEAF_F64, 27, 3, 3), SHEAF_GRAD_DENSE)};
+  sheaf_tensor *leaves[] = {tensor_leaf(FLOATS(SHEAF_F64, 25, 6, 3), SHEAF_GRAD_DENSE),
+                            tensor_leaf(FLOATS(SHEAF_F64, 26, 9), SHEAF_GRAD_DENSE),
+                            tensor_leaf(FLOATS(SHEAF_F64, 27, 3, 3), SHEAF_GRAD_DENSE)};
   sheaf_tensor *indices = INTS(SHEAF_I64, 6, 28, 9), *offsets = LIST(SHEAF_I64, 3, 0, 4, 4), *first[2], *out;
   sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
   options.per_sample_weights = leaves[1];
   options.scale_grad_by_freq = 1;
   sheaf_backward_options twice = SHEAF_BACKWARD_OPTIONS_INIT, again = SHEAF_BACKWARD_OPTIONS_INIT;
   twice.create_graph = again.retain_graph = 1;
-  RESULT(out, sheaf_embedding_bag(indices, leaves[0], offsets, &options, &out));
+  SHOWN(out, sheaf_embedding_bag(indices, leaves[0], offsets, &options, &out));
   expect_ok(sheaf_backward(out, leaves[2], &twice));
   for (int i = 0; i < 2; i++) {
     first[i] = tensor_keep(sheaf_tensor_retain(sheaf_tensor_grad(leaves[i])));
@@ -318,66 +314,66 @@ static void sparse_tensors(void)
   sheaf_tensor *dense = FLOATS(SHEAF_F32, 30, 9, 5), *other, *indices = LIST(SHEAF_I64, 6, 0, 7, 3, 1, 7, 8);
   expect_ok(sheaf_tensor_sparse(ids, values, 9, 0, &sparse));
   show(tensor_keep(sparse));
-  RESULT(merged, sheaf_coalesce(sparse, &merged));
-  RESULT(out, sheaf_to_dense(sparse, &out));
-  RESULT(out, sheaf_embedding(indices, sparse, NULL, &out));
+  SHOWN(merged, sheaf_coalesce(sparse, &merged));
+  SHOWN(out, sheaf_to_dense(sparse, &out));
+  SHOWN(out, sheaf_embedding(indices, sparse, NULL, &out));
   for (int mode = SHEAF_MODE_MEAN; mode <= SHEAF_MODE_MAX; mode++) {
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.mode = (sheaf_bag_mode)mode;
-    RESULT(out, sheaf_embedding_bag(indices, merged, LIST(SHEAF_I64, 3, 0, 1, 4), &options, &out));
+    SHOWN(out, sheaf_embedding_bag(indices, merged, LIST(SHEAF_I64, 3, 0, 1, 4), &options, &out));
   }
-  RESULT(out, sheaf_cast(sparse, SHEAF_F16, &out));
-  RESULT(out, sheaf_add(dense, sparse, -2, &out));
-  RESULT(out, sheaf_add(sparse, dense, 0.5, &out));
-  RESULT(other, sheaf_add(sparse, merged, 3, &other));
-  RESULT(out, sheaf_coalesce(other, &out));
+  SHOWN(out, sheaf_cast(sparse, SHEAF_F16, &out));
+  SHOWN(out, sheaf_add(dense, sparse, -2, &out));
+  SHOWN(out, sheaf_add(sparse, dense, 0.5, &out));
+  SHOWN(other, sheaf_add(sparse, merged, 3, &other));
+  SHOWN(out, sheaf_coalesce(other, &out));
   sheaf_tensor *same = dense;
   expect_ok(sheaf_add(dense, merged, 1, &same));
   show(dense);
   sheaf_tensor *detached; /* another tensor of the same parts lies where they do */
   expect_ok(sheaf_tensor_detach(sparse, &detached));
   assert_null(sheaf_tensor_dl(tensor_keep(detached)));
-  RESULT(out, sheaf_add(detached, detached, 1, &out));
-  RESULT(out, sheaf_unsorted_segment_reduce(sparse, SHEAF_REDUCE_MAX, INTS(SHEAF_I64, 2, 31, 9), 2, NULL, &out));
+  SHOWN(out, sheaf_add(detached, detached, 1, &out));
+  SHOWN(out, sheaf_unsorted_segment_reduce(sparse, SHEAF_REDUCE_MAX, INTS(SHEAF_I64, 2, 31, 9), 2, NULL, &out));
 }
 
 static void quantised_tables(void)
 {
   for (int dtype = SHEAF_INT8; dtype <= SHEAF_INT4; dtype++) {
     sheaf_tensor *packed, *out, *indices = INTS(SHEAF_I64, 15, 32, 3, 4);
-    RESULT(packed, sheaf_quantize(FLOATS(SHEAF_F32, 33, 15, 9), (sheaf_dtype)dtype, &packed));
+    SHOWN(packed, sheaf_quantize(FLOATS(SHEAF_F32, 33, 15, 9), (sheaf_dtype)dtype, &packed));
     for (int to = SHEAF_F32; to <= SHEAF_INT4; to++) {
       if (to == SHEAF_F64 || (to >= SHEAF_I32 && to <= SHEAF_U8)) continue;
       sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
       sheaf_embedding_bag_options bag = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
       options.out_dtype = bag.out_dtype = (sheaf_dtype)to;
-      RESULT(out, sheaf_embedding(indices, packed, &options, &out));
+      SHOWN(out, sheaf_embedding(indices, packed, &options, &out));
       bag.mode = SHEAF_MODE_SUM;
-      RESULT(out, sheaf_embedding_bag(indices, packed, NULL, &bag, &out));
+      SHOWN(out, sheaf_embedding_bag(indices, packed, NULL, &bag, &out));
     }
-    RESULT(out,
-           sheaf_segment_reduce(packed, SHEAF_REDUCE_SUM, on(tensor_of(SHEAF_I64, SHAPE(15), NULL)), 1, NULL, &out));
+    SHOWN(out,
+          sheaf_segment_reduce(packed, SHEAF_REDUCE_SUM, on(tensor_of(SHEAF_I64, SHAPE(15), NULL)), 1, NULL, &out));
   }
 }
 
 static void nested_tensors(void)
 {
   sheaf_tensor *offsets = LIST(SHEAF_I64, 4, 0, 3, 3, 8), *again = LIST(SHEAF_I64, 4, 0, 3, 3, 8), *jagged, *alike;
-  sheaf_tensor *table = leaf(FLOATS(SHEAF_F32, 34, 6, 4), SHEAF_GRAD_SPARSE), *out, *rows, *sum;
+  sheaf_tensor *table = tensor_leaf(FLOATS(SHEAF_F32, 34, 6, 4), SHEAF_GRAD_SPARSE), *out, *rows, *sum;
   expect_ok(sheaf_tensor_nested(INTS(SHEAF_I64, 6, 35, 8), offsets, &jagged));
   tensor_keep(jagged);
-  RESULT(out, sheaf_embedding_bag(jagged, table, NULL, NULL, &out));
-  RESULT(rows, sheaf_embedding(jagged, table, NULL, &rows));
-  RESULT(out, sheaf_segment_reduce(rows, SHEAF_REDUCE_MEAN, NULL, 0, NULL, &out));
+  SHOWN(out, sheaf_embedding_bag(jagged, table, NULL, NULL, &out));
+  SHOWN(rows, sheaf_embedding(jagged, table, NULL, &rows));
+  SHOWN(out, sheaf_segment_reduce(rows, SHEAF_REDUCE_MEAN, NULL, 0, NULL, &out));
   expect_ok(sheaf_backward(out, NULL, NULL));
   show(sheaf_tensor_grad(table));
-  RESULT(out, sheaf_to_dense(jagged, &out));
+  SHOWN(out, sheaf_to_dense(jagged, &out));
   expect_ok(sheaf_tensor_nested(FLOATS(SHEAF_F32, 36, 8, 4), again, &alike));
   tensor_keep(alike);
-  RESULT(sum, sheaf_add(alike, alike, 2, &sum));
-  RESULT(out, sheaf_cast(sum, SHEAF_BF16, &out));
-  RESULT(out, sheaf_to_dense(alike, &out));
-  RESULT(out, sheaf_quantize(alike, SHEAF_INT8, &out));
+  SHOWN(sum, sheaf_add(alike, alike, 2, &sum));
+  SHOWN(out, sheaf_cast(sum, SHEAF_BF16, &out));
+  SHOWN(out, sheaf_to_dense(alike, &out));
+  SHOWN(out, sheaf_quantize(alike, SHEAF_INT8, &out));
 }
 
 /* ---- Layers ---- */
@@ -385,24 +381,17 @@ static void nested_tensors(void)
 static void autocast(void)
 {
   for (int dtype = SHEAF_F16; dtype <= SHEAF_BF16; dtype++) {
-    sheaf_tensor *table = leaf(FLOATS(SHEAF_F32, 37, 9, 6), SHEAF_GRAD_DENSE), *indices = INTS(SHEAF_I64, 9, 38, 7),
-                 *out;
+    sheaf_tensor *table = tensor_leaf(FLOATS(SHEAF_F32, 37, 9, 6), SHEAF_GRAD_DENSE),
+                 *indices = INTS(SHEAF_I64, 9, 38, 7), *out;
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.mode = SHEAF_MODE_SUM;
     options.per_sample_weights = FLOATS(SHEAF_F32, 39, 7);
     expect_ok(sheaf_autocast_begin((sheaf_dtype)dtype));
-    RESULT(out, sheaf_embedding_bag(indices, table, LIST(SHEAF_I64, 2, 0, 3), &options, &out));
+    SHOWN(out, sheaf_embedding_bag(indices, table, LIST(SHEAF_I64, 2, 0, 3), &options, &out));
     expect_ok(sheaf_backward(out, NULL, NULL));
     expect_ok(sheaf_autocast_end());
     show(sheaf_tensor_grad(table));
   }
-}
-
-static sheaf_tensor *batched(sheaf_tensor *t, int dim, int level)
-{
-  sheaf_tensor *hidden = NULL;
-  expect_ok(sheaf_batch(t, dim, level, &hidden));
-  return tensor_keep(hidden);
 }
 
 static sheaf_tensor *unbatched(sheaf_tensor *t, int level)
@@ -420,31 +409,66 @@ static void vmap(void)
     sheaf_tensor *indices = which & 1 ? INTS(SHEAF_I64, 8, 41, 6, 3) : INTS(SHEAF_I64, 8, 41, 6);
     sheaf_tensor *offsets =
         which == 1 ? on(tensor_of(SHEAF_I64, SHAPE(3, 2), NUMBERS(0, 1, 0, 4, 0, 6))) : LIST(SHEAF_I64, 2, 0, 2);
-    leaf(table, SHEAF_GRAD_DENSE);
-    expect_ok(sheaf_embedding_bag(which & 1 ? batched(indices, 1, 1) : indices,
-                                  which & 2 ? batched(table, 0, 1) : table,
-                                  which == 1 ? batched(offsets, 0, 1) : offsets, NULL, &out));
+    tensor_leaf(table, SHEAF_GRAD_DENSE);
+    expect_ok(sheaf_embedding_bag(which & 1 ? tensor_batched(indices, 1, 1) : indices,
+                                  which & 2 ? tensor_batched(table, 0, 1) : table,
+                                  which == 1 ? tensor_batched(offsets, 0, 1) : offsets, NULL, &out));
     tensor_keep(out);
     expect_ok(sheaf_backward(unbatched(out, 1), NULL, NULL));
     show(sheaf_tensor_grad(table));
   }
-  sheaf_tensor *table = batched(FLOATS(SHEAF_F16, 42, 2, 7, 4), 0, 1), *out = NULL, *inner = NULL;
-  sheaf_tensor *indices = batched(batched(INTS(SHEAF_I32, 7, 43, 2, 3, 5), 0, 1), 0, 2);
+  sheaf_tensor *table = tensor_batched(FLOATS(SHEAF_F16, 42, 2, 7, 4), 0, 1), *out = NULL, *inner = NULL;
+  sheaf_tensor *indices = tensor_batched(tensor_batched(INTS(SHEAF_I32, 7, 43, 2, 3, 5), 0, 1), 0, 2);
   expect_ok(sheaf_embedding(indices, table, NULL, &out));
   tensor_keep(out);
   expect_ok(sheaf_unbatch(out, 0, 2, &inner));
   unbatched(tensor_keep(inner), 1);
 }
 
+/* Nested results, row-sparse tables and gradients within vmap. */
+static void forms_within_vmap(void)
+{
+  for (int which = 0; which < 12;
+       which++) { /* a table of each slice or one, the kinds of its gradient, scaled or not */
+    sheaf_tensor *table = which & 1 ? FLOATS(SHEAF_F32, 47, 2, 8, 3) : FLOATS(SHEAF_F32, 47, 8, 3), *jagged, *rows,
+                 *out;
+    sheaf_tensor *indices = tensor_batched(INTS(SHEAF_I64, 8, 48, 2, 6), 0, 1);
+    tensor_leaf(table, (sheaf_grad)(SHEAF_GRAD_DENSE + which / 2 % 3));
+    sheaf_embedding_options options = SHEAF_EMBEDDING_OPTIONS_INIT;
+    options.scale_grad_by_freq = which >= 6;
+    expect_ok(sheaf_tensor_nested(indices, LIST(SHEAF_I64, 4, 0, 1, 1, 6), &jagged));
+    RESULT(rows,
+           sheaf_embedding(tensor_keep(jagged), which & 1 ? tensor_batched(table, 0, 1) : table, &options, &rows));
+    RESULT(out, sheaf_segment_reduce(rows, SHEAF_REDUCE_MAX, NULL, 0, NULL, &out));
+    expect_ok(sheaf_backward(unbatched(out, 1), NULL, NULL));
+    show(sheaf_tensor_grad(table));
+    SHOWN(out, sheaf_to_dense(sheaf_tensor_grad(table), &out));
+    unbatched(rows, 1);
+    sheaf_embedding_bag_options bags = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+    bags.scale_grad_by_freq = options.scale_grad_by_freq;
+    sheaf_tensor_clear_grad(table);
+    RESULT(out, sheaf_embedding_bag(jagged, which & 1 ? tensor_batched(table, 0, 1) : table, NULL, &bags, &out));
+    expect_ok(sheaf_backward(unbatched(out, 1), NULL, NULL));
+    show(sheaf_tensor_grad(table));
+  }
+  sheaf_tensor *flat, *tables, *out;
+  expect_ok(sheaf_tensor_sparse(LIST(SHEAF_I64, 4, 9, 1, 9, 4), FLOATS(SHEAF_F32, 49, 4, 3), 10, 0, &flat));
+  RESULT(tables, sheaf_reshape(tensor_keep(flat), SHAPE(2, 5, 3), &tables));
+  RESULT(out, sheaf_embedding(LIST(SHEAF_I64, 3, 4, 1, 2), tensor_batched(tables, 0, 1), NULL, &out));
+  unbatched(out, 1);
+  SHOWN(out, sheaf_add(FLOATS(SHEAF_F32, 50, 2, 5, 3), tables, 0.5, &out));
+}
+
 /* A quantised table, batched indices, weights that require a gradient, autocast, a profile and a trace. */
 static void everything(void)
 {
-  sheaf_tensor *packed, *again[1], *out = NULL, *indices = batched(INTS(SHEAF_I64, 9, 44, 2, 6), 0, 1);
-  sheaf_tensor *weights = leaf(FLOATS(SHEAF_F32, 45, 2, 6), SHEAF_GRAD_DENSE), *offsets = LIST(SHEAF_I64, 3, 0, 1, 4);
-  RESULT(packed, sheaf_quantize(FLOATS(SHEAF_F32, 46, 9, 4), SHEAF_INT8, &packed));
+  sheaf_tensor *packed, *again[1], *out = NULL, *indices = tensor_batched(INTS(SHEAF_I64, 9, 44, 2, 6), 0, 1);
+  sheaf_tensor *weights = tensor_leaf(FLOATS(SHEAF_F32, 45, 2, 6), SHEAF_GRAD_DENSE),
+               *offsets = LIST(SHEAF_I64, 3, 0, 1, 4);
+  SHOWN(packed, sheaf_quantize(FLOATS(SHEAF_F32, 46, 9, 4), SHEAF_INT8, &packed));
   sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
   options.mode = SHEAF_MODE_SUM;
-  options.per_sample_weights = batched(weights, 0, 1);
+  options.per_sample_weights = tensor_batched(weights, 0, 1);
   sheaf_profile *profile;
   sheaf_trace *graph;
   expect_ok(sheaf_profiler_begin());
@@ -491,6 +515,7 @@ SCENE(quantised_tables)
 SCENE(nested_tensors)
 SCENE(autocast)
 SCENE(vmap)
+SCENE(forms_within_vmap)
 SCENE(everything)
 
 /* ---- What belongs to devices alone ---- */
@@ -510,7 +535,14 @@ static void test_bad_input(void **state)
   out = given;
   expect_status(sheaf_embedding(wrong, table, NULL, &out), SHEAF_INDEX_OUT_OF_RANGE);
   assert_ptr_equal(out, given);
-  assert_true(sheaf_tensor_version(given) > version); /* it has been written by then */
+  assert_true(sheaf_tensor_version(given) > version); /* it has been written by then: as if bad ones were skipped */
+  sheaf_embedding_options skip_bad = SHEAF_EMBEDDING_OPTIONS_INIT;
+  sheaf_tensor *skipped, *now, *as_skipped;
+  skip_bad.skip_bad_indices = 1;
+  RESULT(skipped, sheaf_embedding(wrong, table, &skip_bad, &skipped));
+  RESULT(now, sheaf_tensor_to(given, cpu, &now));
+  RESULT(as_skipped, sheaf_tensor_to(skipped, cpu, &as_skipped));
+  expect_same_tensor(now, as_skipped);
   out = NULL;
   expect_status(sheaf_embedding_bag(good, table, LIST(SHEAF_I64, 3, 0, 3, 2), NULL, &out), SHEAF_INVALID_PROBLEM);
   expect_words("offsets", "2 at position 2");
@@ -542,7 +574,7 @@ static void test_bad_input(void **state)
   expect_status(sheaf_tensor_new_on((DLDevice){kDLCUDA, 99}, SHEAF_F32, SHAPE(2), &made), SHEAF_UNAVAILABLE);
   expect_status(sheaf_stream_use((DLDevice){kDLCPU, 0}, NULL), SHEAF_INVALID_PROBLEM);
   expect_status(sheaf_stream_use((DLDevice){kDLCUDA, -1}, NULL), SHEAF_INVALID_PROBLEM);
-  expect_status(sheaf_tensor_to(batched(table, 0, 1), cpu, &made), SHEAF_UNSUPPORTED);
+  expect_status(sheaf_tensor_to(tensor_batched(table, 0, 1), cpu, &made), SHEAF_UNSUPPORTED);
   assert_null(out);
   assert_null(made);
   sheaf_tensor *fine = NULL; /* the device is none the worse for it */
@@ -561,7 +593,7 @@ static void test_tensors_are_made_and_copied(void **state)
   expect_tensor(tensor_keep(host), 0, 0, 0, 0, 0, 0);
   expect_ok(sheaf_tensor_to(zero, gpu, &same));
   assert_ptr_equal(tensor_keep(same), zero);
-  leaf(zero, SHEAF_GRAD_DENSE);
+  tensor_leaf(zero, SHEAF_GRAD_DENSE);
   expect_ok(sheaf_tensor_to(zero, gpu, &detached));
   assert_false(sheaf_tensor_requires_grad(tensor_keep(detached)));
   sheaf_tensor *empty, *copy;
@@ -737,6 +769,7 @@ int main(void)
       TEST(test_nested_tensors),
       TEST(test_autocast),
       TEST(test_vmap),
+      TEST(test_forms_within_vmap),
       TEST(test_everything),
       TEST(test_bad_input),
       TEST(test_tensors_are_made_and_copied),

@@ -33,6 +33,49 @@ int tensors_teardown(void **state)
   return 0;
 }
 
+sheaf_tensor *tensor_result(sheaf_status status, sheaf_tensor **out)
+{
+  expect_ok(status);
+  return tensor_keep(*out);
+}
+
+sheaf_tensor *tensor_slice(const sheaf_tensor *tensor, int64_t which)
+{
+  int64_t shape[SHEAF_TENSOR_MAX_RANK], count = 1;
+  for (int i = 1; i < sheaf_tensor_rank(tensor); i++) count *= shape[i - 1] = sheaf_tensor_extent(tensor, i);
+  sheaf_tensor *slice = tensor_of(sheaf_tensor_dtype(tensor), sheaf_tensor_rank(tensor) - 1, shape, NULL);
+  for (int64_t i = 0; i < count; i++) tensor_set(slice, i, tensor_number(tensor, which * count + i));
+  return slice;
+}
+
+sheaf_tensor *tensor_batched(sheaf_tensor *tensor, int dim, int level)
+{
+  sheaf_tensor *hidden;
+  return RESULT(hidden, sheaf_batch(tensor, dim, level, &hidden));
+}
+
+sheaf_tensor *tensor_shown(sheaf_tensor *tensor, int level)
+{
+  sheaf_tensor *plain;
+  return RESULT(plain, sheaf_unbatch(tensor, 0, level, &plain));
+}
+
+sheaf_tensor *tensor_leaf(sheaf_tensor *tensor, sheaf_grad grad)
+{
+  expect_ok(sheaf_tensor_require_grad(tensor, grad));
+  return tensor;
+}
+
+int64_t tensor_plan_runs(void)
+{
+  sheaf_profile *profile;
+  int64_t runs = 0;
+  expect_ok(sheaf_profiler_end(&profile));
+  for (int64_t i = 0; i < sheaf_profile_count(profile); i++) runs += sheaf_profile_at(profile, i)->plan_runs;
+  sheaf_profile_free(profile);
+  return runs;
+}
+
 int64_t tensor_count(const sheaf_tensor *tensor)
 {
   int64_t count = 1;

@@ -25,6 +25,21 @@ sheaf_tensor *tensor_untouchable(sheaf_dtype dtype, int rank, const int64_t *sha
 sheaf_tensor *tensor_keep(sheaf_tensor *tensor);
 int tensors_teardown(void **state);
 
+/* The result of a call that must succeed; the teardown releases it. */
+#define RESULT(out, call) ((out) = NULL, tensor_result(call, &(out)))
+sheaf_tensor *tensor_result(sheaf_status status, sheaf_tensor **out);
+
+/* Slice `which` of a contiguous tensor's first dimension, as a tensor of its own. */
+sheaf_tensor *tensor_slice(const sheaf_tensor *tensor, int64_t which);
+
+/* sheaf_batch, sheaf_unbatch at dimension 0, and sheaf_tensor_require_grad, which returns its tensor. */
+sheaf_tensor *tensor_batched(sheaf_tensor *tensor, int dim, int level);
+sheaf_tensor *tensor_shown(sheaf_tensor *tensor, int level);
+sheaf_tensor *tensor_leaf(sheaf_tensor *tensor, sheaf_grad grad);
+
+/* Ends a profile: how many plans ran since it began. */
+int64_t tensor_plan_runs(void);
+
 int64_t tensor_count(const sheaf_tensor *tensor);
 double tensor_number(const sheaf_tensor *tensor, int64_t i);
 void tensor_set(sheaf_tensor *tensor, int64_t i, double value);
