@@ -6,12 +6,13 @@ namespace shf {
 
 // ---- Copies of rows ----
 
-enum { ROWS_IN_FLIGHT = 8 };
+// Few rows to a thread and many threads: stores leave no room for more (eight rows took a tenth longer).
+enum { ROWS_IN_FLIGHT = 4 };
 
 // One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an
 // address is one instruction.
 template <class W, class Index, bool NARROW>
-__global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ CopyTask t)
+__global__ void __launch_bounds__(BLOCK, 6) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & ((1 << t.lane_bits) - 1), rowers = BLOCK >> t.lane_bits,
       rower = (int)threadIdx.x >> t.lane_bits;
@@ -199,7 +200,7 @@ void scan_values(Launcher &l, const ScanTask &t)
 
 // ---- Where groups begin in sorted ids ----
 
-enum { STARTS_EACH = 4, STARTS_TILE = BLOCK * STARTS_EACH, FEW_STARTS = 8 };
+enum { STARTS_EACH = 4, STARTS_TILE = BLOCK * STARTS_EACH, FEW_STARTS = 4, MANY_STARTS = 4096 };
 
 // The id of entry n, as it is: -1 in front of the first entry, the largest behind the last.
 __device__ __forceinline__ int64_t id_at(const StartsTask &t, const char *ids, int64_t n, int64_t entries)
@@ -221,13 +222,30 @@ __device__ __forceinline__ void put_start(const StartsTask &t, int64_t problem, 
   t.starts[problem * (t.groups + 1) + s] = n;
 }
 
+// The groups first .. last begin at entry n, of a lane each: a few are its own work, more are the warp's. A gap that is
+// large even for a warp is left where it is and returned as true.
+__device__ __forceinline__ bool put_starts(const StartsTask &t, int64_t problem, int64_t first, int64_t last, int64_t n)
+{
+  int64_t count = last - first + 1;
+  if (count <= FEW_STARTS)
+    for (int64_t s = first; s <= last; s++) put_start(t, problem, s, n);
+  unsigned more = __ballot_sync(0xffffffffu, count > FEW_STARTS && count <= MANY_STARTS);
+  for (; more; more &= more - 1) {
+    int lane = __ffs((int)more) - 1;
+    int64_t begin = __shfl_sync(0xffffffffu, first, lane), end = __shfl_sync(0xffffffffu, last, lane),
+            at = __shfl_sync(0xffffffffu, n, lane);
+    for (int64_t s = begin + threadIdx.x % WARP; s <= end; s += WARP) put_start(t, problem, s, at);
+  }
+  return count > MANY_STARTS;
+}
+
 // An entry writes the starts of the groups behind the entry before it, up to its own. (Where ids are out of order some
 // are written more than once, but all are: between -1 in front and `groups` behind, each is passed upwards somewhere.)
-// Where that is more than a few groups, the block does it together.
-__global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constant__ StartsTask t)
+// Where those are very many, the block does it together.
+__global__ void __launch_bounds__(BLOCK, 6) find_starts_kernel(const __grid_constant__ StartsTask t)
 {
-  __shared__ int64_t gap[STARTS_TILE / FEW_STARTS][3];
-  __shared__ int gaps;
+  __shared__ int64_t gap[3];
+  __shared__ int owner;
   let_next_begin();
   if (t.list_count && blockIdx.x + blockIdx.y == 0 && threadIdx.x == 0) *t.list_count = 0;
   bool keyed = t.sorted.keys != nullptr;
@@ -237,27 +255,31 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
     const char *ids = t.ids.data + problem * t.ids.batch_stride;
     for (int64_t base = (int64_t)blockIdx.x * STARTS_TILE; base <= entries; base += (int64_t)gridDim.x * STARTS_TILE) {
       int64_t id[STARTS_EACH], first = base + threadIdx.x;
-      if (threadIdx.x == 0) gaps = 0;
 #pragma unroll
       for (int i = 0; i < STARTS_EACH; i++) id[i] = id_at(t, ids, first + i * BLOCK, entries);
-      __syncthreads();
+      unsigned many = 0;
 #pragma unroll
       for (int i = 0; i < STARTS_EACH; i++) {
         int64_t n = first + i * BLOCK, before = __shfl_up_sync(0xffffffffu, id[i], 1);
         if (threadIdx.x % WARP == 0) before = id_at(t, ids, n - 1, entries);
-        if (before == id[i]) continue;
         before = max(min(before, groups), (int64_t)-1);
-        int64_t here = max(min(id[i], groups), (int64_t)-1), at = STARTS_TILE / FEW_STARTS;
-        if (here - before > FEW_STARTS) at = atomicAdd(&gaps, 1);
-        if (at < STARTS_TILE / FEW_STARTS)
-          gap[at][0] = before + 1, gap[at][1] = here, gap[at][2] = n;
-        else // few; or ids jump up and down, and there is no more room
-          for (int64_t s = before + 1; s <= here; s++) put_start(t, problem, s, n);
+        int64_t here = max(min(id[i], groups), (int64_t)-1);
+        if (!__any_sync(0xffffffffu, here > before)) continue;
+        many |= (unsigned)put_starts(t, problem, before + 1, here, n) << i;
       }
-      __syncthreads();
-      for (int g = 0; g < min(gaps, (int)(STARTS_TILE / FEW_STARTS)); g++)
-        for (int64_t s = gap[g][0] + threadIdx.x; s <= gap[g][1]; s += BLOCK) put_start(t, problem, s, gap[g][2]);
-      __syncthreads();
+      while (__syncthreads_or((int)many)) { // one after the other, of whichever thread
+        if (many) atomicExch(&owner, (int)threadIdx.x);
+        __syncthreads();
+        if (owner == (int)threadIdx.x) {
+          int64_t n = first + (__ffs((int)many) - 1) * BLOCK;
+          gap[0] = max(min(id_at(t, ids, n - 1, entries), groups), (int64_t)-1) + 1;
+          gap[1] = min(id_at(t, ids, n, entries), groups);
+          gap[2] = n;
+          many &= many - 1;
+        }
+        __syncthreads();
+        for (int64_t s = gap[0] + threadIdx.x; s <= gap[1]; s += BLOCK) put_start(t, problem, s, gap[2]);
+      }
     }
   }
 }

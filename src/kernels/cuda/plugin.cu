@@ -73,6 +73,9 @@ sheaf_status device_of(int device, Device *found)
     TRY_CUDA(cudaDeviceGetAttribute(&d.processors, cudaDevAttrMultiProcessorCount, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.minor, cudaDevAttrComputeCapabilityMinor, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.cache, cudaDevAttrL2CacheSize, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.together, cudaDevAttrCooperativeLaunch, device), "asking a device");
+    d.together *= 2 * d.processors;
     known[device] = d;
     is_known[device].store(1, std::memory_order_release);
   }

@@ -56,13 +56,19 @@ __device__ __forceinline__ char *slot_at(const Task &t, const LongGroup &g, int6
   return t.slots + (g.slot + chunk) * t.slot_bytes;
 }
 
-// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet.
+// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet. Of sixteen slots the first
+// few count arrivals, one for each level of the tree (see climb).
 __device__ __forceinline__ void claim_slots(const Task &t, const Span &span, int thread, int threads)
 {
-  int64_t chunks = (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK, first = first_slot(span.start);
+  enum { LEVELS = 12 }; // 16^12 chunks are more than 2^46 entries have
+  int64_t chunks = (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK;
+  char *slots = t.slots + first_slot(span.start) * t.slot_bytes;
   for (int64_t tile = 0; tile < t.tiles; tile++)
-    for (int64_t i = thread; i < chunks; i += threads)
-      slot_head(t.slots + (first + i) * t.slot_bytes, tile)->arrived = 0;
+    for (int64_t node = (int64_t)thread * SHF_FAN_IN; node < chunks; node += (int64_t)threads * SHF_FAN_IN) {
+      int64_t below = SHF_FAN_IN; // chunks of a node of this level
+      for (int level = 0; level < LEVELS && node % below == 0 && node + level < chunks; level++, below *= SHF_FAN_IN)
+        slot_head(slots + (node + level) * t.slot_bytes, tile)->arrived = 0;
+    }
 }
 
 // Counts an arrival; what the rower's lanes have stored is seen by who comes later.

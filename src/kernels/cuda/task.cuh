@@ -13,7 +13,7 @@
 
 namespace shf {
 
-enum { BLOCK_BITS = 8, BLOCK = 1 << BLOCK_BITS, WARP = 32 };
+enum { BLOCK_BITS = 8, BLOCK = 1 << BLOCK_BITS, WARP_BITS = 5, WARP = 1 << WARP_BITS };
 
 // How an entry names the row that is its term.
 enum Decode {
@@ -95,13 +95,14 @@ struct Task {
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
   LongList list;
-  int awaits; // a kernel before this one in the run finds where the groups begin
+  int awaits; // a kernel before this one in the run finds where the groups begin, or groups entries; and empties the list
   // launch
   int lane_bits;    // 2^lane_bits threads share a row, up to 32
   int64_t tiles;    // times so many lanes * VE columns make dim
   int split_bits;   // teams: 2^split_bits rowers share a group
   int chunk_bits;   // the same for chunks
   int stage_places; // places of a group that are decoded at once
+  int run_tile;     // sorted entries whose runs are one warp's
 };
 
 // The usual task: one problem, numbers that fit 32 bits, nothing to multiply with. Kernels that are compiled for it, and
