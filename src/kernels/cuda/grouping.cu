@@ -158,7 +158,7 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
   int64_t most = (int64_t)l.device.processors * 64;
   dim3 grid = grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1);
   bool is_usual = spec.batch == 1 && spec.columns == 0 && !at.wide;
-  bool small = !at.wide && all <= SMALL_SORT && blocks <= l.device.together;
+  bool small = !at.wide && all > 0 && all <= SMALL_SORT && blocks <= l.device.together;
   if (l.loading || small) {
     SmallSortTask s = {t, (uint2 *)t.keys, (uint32_t *)(base + at.keys), (uint32_t *)(base + at.payload),
                        (uint32_t *)(base + at.scratch), at.bits};

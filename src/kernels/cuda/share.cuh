@@ -252,10 +252,9 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
   }
 }
 
-// For few groups: a team takes one.
-template <class E, int VE, class Op, int USUAL>
-__global__ void __launch_bounds__(BLOCK, USUAL >= 0 && Op::TAKES_COEFFICIENTS ? 3 : 2)
-    share_groups(const __grid_constant__ Task given)
+// For few groups: a team takes one. EACH: blocks of a multiprocessor; there are too few for any to wait for others to end.
+template <class E, int VE, class Op, int USUAL, int EACH>
+__global__ void __launch_bounds__(BLOCK, EACH) share_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);

@@ -149,8 +149,17 @@ template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &
   bool little = is_little(t);
   if (little || l.loading) {
     int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;
-    start(l, t, t.awaits, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles), BLOCK,
-          team_bytes<E, Op>(t, USUAL >= 0));
+    dim3 grid = grid_of((groups + teams - 1) / teams, t.tiles);
+    auto share = [&](bool wanted, void (*kernel)(Task)) {
+      if (l.loading || wanted) start(l, t, t.awaits, kernel, grid, BLOCK, team_bytes<E, Op>(t, USUAL >= 0));
+    };
+    if constexpr (USUAL >= 0 && Op::TAKES_COEFFICIENTS) { // fewer registers only where blocks would wait otherwise
+      bool crowded = (int64_t)grid.x * grid.y > (int64_t)l.device.processors * 3;
+      share(!crowded, share_groups<E, VE, Op, USUAL, 3>);
+      share(crowded, share_groups<E, VE, Op, USUAL, 4>);
+    } else {
+      share(true, share_groups<E, VE, Op, USUAL, 2>);
+    }
     int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 2;
     launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
                 team_bytes<E, Op>(t, USUAL >= 0), t);
@@ -172,7 +181,7 @@ template <class E, int VE, class Op> void launch_groups(Launcher &l, Task t)
 inline void keep_in_cache(const Launcher &l, Task &t, int ve, int64_t cell_bytes)
 {
   int64_t rows = (t.bags > 0 ? t.bags : t.entries) * t.batch;
-  if (rows * 2 > t.entries * t.batch) return; // most come once
+  if (rows * 2 > t.entries * t.batch || has_coefficients(t)) return; // most come once; or finding them takes too long
   while (t.lane_bits > 0 && (ve * cell_bytes << t.lane_bits) > 256 &&
          rows * (ve * cell_bytes << t.lane_bits) > l.device.cache / 2)
     t.lane_bits--;
