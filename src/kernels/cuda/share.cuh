@@ -180,7 +180,8 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
     int64_t number = base + (int64_t)m.number * gridDim.x;
     LongItem item = t.list.items[min(number, items - 1)];
     bool takes = number < items && item.group != NOT_LISTED;
-    Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], item.chunk, takes);
+    // Who takes none looks at the first place of the first group: its own problem's, or more would be read than is there.
+    Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], takes ? item.chunk : 0, takes);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
       Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places, most_of_warp(c.places),
