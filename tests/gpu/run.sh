@@ -5,8 +5,8 @@
 #   tests/gpu/run.sh [step ...]      steps: build bits ops large faults ranks verify jit sanitize demo bench peers
 #                                    default: build bits ops faults ranks verify sanitize demo bench
 #
-# BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`, BENCH_RUNS=n. Ends with a line for each
-# step; the exit code is the number of steps that failed.
+# BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`, BENCH_RUNS=n (medians).
+# Ends with a line for each step; the exit code is the number of steps that failed.
 set -u
 cd "$(dirname "$0")/../.."
 
@@ -92,9 +92,10 @@ demo() { "$BUILD/sheaf" demo --device cuda; }
 # Beside PyTorch, of the python3 that has it.
 peers() { PYTHONDONTWRITEBYTECODE=1 python3 bench/peers/compare_gpu.py --library "$BUILD/libsheaf.so"; }
 
-# memcheck over every op and type, the other tools over two types, all with few and small problems.
+# memcheck over every op and type, the other tools over two types, all with few and small problems; each may take
+# SANITIZE_SECONDS.
 sanitize() {
-  local tool="compute-sanitizer --error-exitcode 9 --print-limit 5"
+  local tool="timeout ${SANITIZE_SECONDS:-1200} compute-sanitizer --error-exitcode 9 --print-limit 5"
   {
     for type in $types; do
       echo "memcheck.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i64 $tool --tool memcheck $BUILD/tests/gpu/gpu_bits"
