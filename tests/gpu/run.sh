@@ -73,8 +73,7 @@ large() { "$BUILD/tests/gpu/gpu_large"; }
 
 verify() { "$BUILD/sheaf" verify tests/vectors --device cuda; }
 
-# The PTX of sm_80, compiled by the driver for this device (minutes, of which each process has its own type's): a plug-in
-# that has nothing else.
+# The PTX of sm_80, compiled by the driver for this device, each process its own type's: a plug-in that has nothing else.
 jit() {
   local jit="CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_MAXSIZE=1073741824 SHEAF_PLUGIN_PATH=$PWD/$BUILD-jit"
   # shellcheck disable=SC2086

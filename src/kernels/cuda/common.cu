@@ -9,8 +9,8 @@ namespace shf {
 // Few rows to a thread and many threads: stores leave no room for more (eight rows took a tenth longer).
 enum { ROWS_IN_FLIGHT = 4 };
 
-// Four rows of a thread's column, from entry `base` on, `rowers` apart. NARROW: numbers of rows and strides fit 32 bits, so
-// that an address is one instruction.
+// Four rows of a thread's column, from entry `base` on, `rowers` apart. NARROW: numbers of rows and strides fit 32 bits,
+// so that an address is one instruction.
 template <class W, class Index, bool NARROW>
 __device__ __forceinline__ void copy_some(const CopyTask &t, const Index *index, const char *source, char *target,
                                           int64_t base, int rowers)
@@ -32,13 +32,13 @@ __device__ __forceinline__ void copy_some(const CopyTask &t, const Index *index,
   }
 #pragma unroll
   for (int i = 0; i < ROWS_IN_FLIGHT; i++)
-    if (base + i * rowers < t.entries)
-      __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
+    if (base + i * rowers < t.entries) __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
 }
 
 // For one problem of ordinary size, where there is a thread for everything: so little to do before the first load that
 // it shows in the time.
-template <class W, class Index> __global__ void __launch_bounds__(BLOCK, 7) copy_usual(const __grid_constant__ CopyTask t)
+template <class W, class Index>
+__global__ void __launch_bounds__(BLOCK, 7) copy_usual(const __grid_constant__ CopyTask t)
 {
   unsigned lane = threadIdx.x & ((1u << t.lane_bits) - 1), rower = threadIdx.x >> t.lane_bits;
   int rowers = BLOCK >> t.lane_bits;
@@ -49,7 +49,8 @@ template <class W, class Index> __global__ void __launch_bounds__(BLOCK, 7) copy
 }
 
 // One problem of the batch to each plane of the grid.
-template <class W, class Index> __global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ CopyTask t)
+template <class W, class Index>
+__global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & ((1 << t.lane_bits) - 1), rowers = BLOCK >> t.lane_bits,
       rower = (int)threadIdx.x >> t.lane_bits;
@@ -296,7 +297,7 @@ template <class Id> __global__ void __launch_bounds__(BLOCK, 8) find_usual_start
   int entries = t.sorted.keys && !is_for(t.sorted) ? 0 : (int)t.entries, groups = (int)t.groups;
   int first = (int)(blockIdx.x * STARTS_TILE + threadIdx.x), id[STARTS_EACH], edge[STARTS_EACH];
   bool leads = threadIdx.x % WARP == 0; // the entry in front of its own is another warp's
-  auto at = [&](int n) -> int { // -1 in front of the first entry, `groups` behind the last
+  auto at = [&](int n) -> int {         // -1 in front of the first entry, `groups` behind the last
     if (n < 0 || n >= entries) return n < 0 ? -1 : groups;
     int64_t here = __ldg(ids + n);
     return here < 0 ? -1 : here < groups ? (int)here : groups;

@@ -1,6 +1,6 @@
-// grouping.cu: entries grouped by row: sorted by the row they name, in order of position where that is equal, over only the
-// bits that rows need. Few entries are sorted by one kernel (small_sort.cuh); many have their keys and payloads written
-// first and are then sorted by CUB. Padding, bad entries and rows held elsewhere get the largest key.
+// grouping.cu: entries grouped by row: sorted by the row they name, in order of position where that is equal, over only
+// the bits that rows need. Few entries are sorted by one kernel (small_sort.cuh); many have their keys and payloads
+// written first and are then sorted by CUB. Padding, bad entries and rows held elsewhere get the largest key.
 #include <atomic>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -49,7 +49,8 @@ static cudaError_t scratch_for(int wide, int64_t count, int bits, int64_t *bytes
   static thread_local Answer last = {-1, 0, 0, 0, 0};
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess && !(last.device == device && last.wide == wide && last.bits == bits && last.count == count)) {
+  if (error == cudaSuccess &&
+      !(last.device == device && last.wide == wide && last.bits == bits && last.count == count)) {
     size_t needed = 0;
     error = sort_any(wide, nullptr, needed, nullptr, nullptr, nullptr, nullptr, count, bits, 0);
     if (error == cudaSuccess) last = {device, wide, bits, count, (int64_t)needed};
@@ -160,8 +161,12 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
   bool is_usual = spec.batch == 1 && spec.columns == 0 && !at.wide;
   bool small = !at.wide && all > 0 && all <= SMALL_SORT && blocks <= l.device.together;
   if (l.loading || small) {
-    SmallSortTask s = {t, (uint2 *)t.keys, (uint32_t *)(base + at.keys), (uint32_t *)(base + at.payload),
-                       (uint32_t *)(base + at.scratch), at.bits};
+    SmallSortTask s = {t,
+                       (uint2 *)t.keys,
+                       (uint32_t *)(base + at.keys),
+                       (uint32_t *)(base + at.payload),
+                       (uint32_t *)(base + at.scratch),
+                       at.bits};
     if (l.loading || is_usual) launch_together(l, small_sort<true>, grid, BLOCK, s);
     if (l.loading || !is_usual) launch_together(l, small_sort<false>, grid, BLOCK, s);
     if (!l.loading) return;

@@ -1,5 +1,5 @@
-// keys.cuh: the keys and payloads that entries are sorted by, four neighbours to a thread: which row an entry names, and
-// which bag or position it stands for.
+// keys.cuh: the keys and payloads that entries are sorted by, four neighbours to a thread: which row an entry names,
+// and which bag or position it stands for.
 #ifndef SHF_CUDA_KEYS_CUH
 #define SHF_CUDA_KEYS_CUH
 

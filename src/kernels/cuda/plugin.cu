@@ -371,7 +371,8 @@ static sheaf_status fold(int device, const shf_fold_task *task)
   return check(fold_part(*task), "folding parts of a tensor");
 }
 
-static sheaf_status convert(int device, sheaf_dtype from, const void *source, sheaf_dtype to, void *target, int64_t count)
+static sheaf_status convert(int device, sheaf_dtype from, const void *source, sheaf_dtype to, void *target,
+                            int64_t count)
 {
   ON_DEVICE(device);
   return check(convert_cells(from, source, to, target, count), "converting a tensor");

@@ -20,10 +20,11 @@ enum {
 // A tile's runs, in shared memory.
 template <class E, bool NARROW> struct RunTile {
   typedef typename Ref<NARROW>::type ref;
-  ref from[RUN_ROOM];        // what an entry adds; none where its run is not short
-  ref to[RUN_ROOM];          // what its run is added to, where that ends with it
-  unsigned heads[RUN_WORDS]; // a bit for each entry that begins a run, or is none of one; zeros behind what is looked at
-  Span found[MOST_LONG];     // the others
+  ref from[RUN_ROOM]; // what an entry adds; none where its run is not short
+  ref to[RUN_ROOM];   // what its run is added to, where that ends with it
+  unsigned
+      heads[RUN_WORDS];  // a bit for each entry that begins a run, or is none of one; zeros behind what is looked at
+  Span found[MOST_LONG]; // the others
   int found_count, room;
   uint32_t group;
   int64_t item;
@@ -155,8 +156,7 @@ template <class E, int VE, bool NARROW> struct RunBatch {
     for (int i = 0; i < RUN_STREAM; i++) {
       sum.take(t, row[i], true, coefficients ? coefficients[min(first + i, RUN_ROOM - 1)] : typename E::acc(1), 0);
       if (to[i] == no_row<NARROW>()) continue;
-      if (at.active)
-        add_run<E, VE>(sum, held[i], target + Ref<NARROW>::offset(to[i], t.target.row_stride));
+      if (at.active) add_run<E, VE>(sum, held[i], target + Ref<NARROW>::offset(to[i], t.target.row_stride));
       sum.start();
     }
   }

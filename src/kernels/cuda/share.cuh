@@ -56,8 +56,8 @@ __device__ __forceinline__ char *slot_at(const Task &t, const LongGroup &g, int6
   return t.slots + (g.slot + chunk) * t.slot_bytes;
 }
 
-// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet. Of sixteen slots the first
-// few count arrivals, one for each level of the tree (see climb).
+// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet. Of sixteen slots the
+// first few count arrivals, one for each level of the tree (see climb).
 __device__ __forceinline__ void claim_slots(const Task &t, const Span &span, int thread, int threads)
 {
   enum { LEVELS = 12 }; // 16^12 chunks are more than 2^46 entries have
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
     int64_t number = base + (int64_t)m.number * gridDim.x;
     LongItem item = t.list.items[min(number, items - 1)];
     bool takes = number < items && item.group != NOT_LISTED;
-    // Who takes none looks at the first place of the first group: its own problem's, or more would be read than is there.
+    // Who takes none looks at the first place of the first group, which is of that group's own problem.
     Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], takes ? item.chunk : 0, takes);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
   }
 }
 
-// For few groups: a team takes one. EACH: blocks of a multiprocessor; there are too few for any to wait for others to end.
+// For few groups: a team takes one. EACH: blocks of a multiprocessor, so that none waits for others to end.
 template <class E, int VE, class Op, int USUAL, int EACH>
 __global__ void __launch_bounds__(BLOCK, EACH) share_groups(const __grid_constant__ Task given)
 {

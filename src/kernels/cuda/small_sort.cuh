@@ -1,6 +1,6 @@
-// small_sort.cuh: few entries sorted by one kernel, all of whose blocks are there at once: a stable radix sort, eight bits at
-// a time. A block keeps its 1024 entries in registers. In each pass it counts their digits, reads how many there are in
-// front of its own everywhere, and writes the entries to where they belong, from where the next pass takes them.
+// small_sort.cuh: few entries sorted by one kernel, all of whose blocks are there at once: a stable radix sort, eight
+// bits at a time. A block keeps its 1024 entries in registers. In each pass it counts their digits, reads how many there
+// are in front of its own everywhere, and writes the entries to where they belong, from where the next pass takes them.
 #ifndef SHF_CUDA_SMALL_SORT_CUH
 #define SHF_CUDA_SMALL_SORT_CUH
 
@@ -107,14 +107,16 @@ __device__ __forceinline__ void place_digits(SmallSort *s, const uint32_t *count
   __syncthreads();
 }
 
-template <bool USUAL> __global__ void __launch_bounds__(BLOCK, 2) small_sort(const __grid_constant__ SmallSortTask given)
+template <bool USUAL>
+__global__ void __launch_bounds__(BLOCK, 2) small_sort(const __grid_constant__ SmallSortTask given)
 {
   KeyTask t = known<USUAL>(given.keys);
   __shared__ BlockBags block_bags;
   __shared__ SmallSort s;
   auto grid = cooperative_groups::this_grid();
   int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-  int64_t all = t.spec.batch * t.spec.entries, base = (int64_t)blockIdx.x * KEY_TILE, first = base + warp * WARP * KEYS_EACH;
+  int64_t all = t.spec.batch * t.spec.entries, base = (int64_t)blockIdx.x * KEY_TILE,
+          first = base + warp * WARP * KEYS_EACH;
   int count = (int)max(min((int64_t)(WARP * KEYS_EACH), all - first), (int64_t)0); // of the warp
   begin_grouping(t);
   Entries e = entries_of(t, base, &block_bags);

@@ -176,8 +176,8 @@ template <class E, int VE, class Op> void launch_groups(Launcher &l, Task t)
     launch_groups_as<E, VE, Op, NOT_USUAL>(l, t);
 }
 
-// The rows that are added come again and again. Where they do not fit the cache, columns are taken part by part, so that
-// what there is of one part does; but no less than 256 bytes of a row, or memory would be slower.
+// The rows that are added come again and again. Where they do not fit the cache, columns are taken part by part, so
+// that what there is of one part does; but no less than 256 bytes of a row, or memory would be slower.
 inline void keep_in_cache(const Launcher &l, Task &t, int ve, int64_t cell_bytes)
 {
   int64_t rows = (t.bags > 0 ? t.bags : t.entries) * t.batch;

@@ -95,7 +95,7 @@ struct Task {
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
   LongList list;
-  int awaits; // a kernel before this one in the run finds where the groups begin, or groups entries; and empties the list
+  int awaits; // a kernel before this one in the run finds where groups begin, or makes them, and empties the list
   // launch
   int lane_bits;    // 2^lane_bits threads share a row, up to 32
   int64_t tiles;    // times so many lanes * VE columns make dim

@@ -36,7 +36,12 @@ __device__ __forceinline__ bool is_long(const Task &given, const Span &span)
 
 // Blocks of a multiprocessor, by the registers that their threads need.
 template <class E, class Op, int USUAL> struct Blocks {
-  enum { SUMS = USUAL >= 0 && Op::TAKES_COEFFICIENTS, EACH = SUMS && E::BITS == 16 ? 16 : SUMS && E::BITS != 64 ? 10 : 8 };
+  enum {
+    SUMS = USUAL >= 0 && Op::TAKES_COEFFICIENTS,
+    EACH = SUMS && E::BITS == 16   ? 16
+           : SUMS && E::BITS != 64 ? 10
+                                   : 8
+  };
 };
 
 // The group's three steps are in walk_places: indices, rows, combine.
