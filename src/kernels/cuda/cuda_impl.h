@@ -132,6 +132,9 @@ struct Kernels {
 extern const Kernels kernels_f32, kernels_f64, kernels_f16, kernels_bf16, kernels_int8, kernels_int4;
 const Kernels *kernels_of(sheaf_dtype dtype);
 
+// What the core chooses from: every op of every element type (table.cu). Returns how many.
+int make_rows(const shf_kernel_row **table);
+
 // ---- What needs no element type (common.cu) ----
 
 // out[n] = source[index[n]], bits copied; a row of zeros where the index is bad, padding or held elsewhere.

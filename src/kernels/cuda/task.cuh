@@ -300,29 +300,6 @@ __device__ __forceinline__ Span run_span(const Task &t, uint64_t key, int64_t st
   return span;
 }
 
-// ---- Long groups ----
-
-// The last group that starts at or before `position`, when it is a long one.
-__device__ inline bool long_group_at(const Task &t, int64_t position, Span *span)
-{
-  int64_t all = t.entries * t.batch;
-  if (position >= all) position = all - 1;
-  if (position < 0 || t.groups * t.batch == 0) return false;
-  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays. Where groups are of
-  // one length the first guess is right, and both its ends come at once.
-  *span = span_of(t, guess_group(t, position));
-  if (position < span->start || position >= span->end) *span = span_of(t, group_holding(t, position));
-  return span->end - span->start > SHF_CHUNK;
-}
-
-// The long group, if there is one, that has a chunk in slots 2 * pair and 2 * pair + 1: what begins last before those of
-// the next pair could.
-__device__ inline bool long_group_of_pair(const Task &t, int64_t pair, Span *span)
-{
-  int64_t position = pair * SHF_CHUNK + SHF_CHUNK - 1;
-  return long_group_at(t, position, span);
-}
-
 // ---- Entries ----
 
 __device__ __forceinline__ int64_t cell_offset(const Task &t, const shf_matrix &m, int64_t cell, int64_t size)
