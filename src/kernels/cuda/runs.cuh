@@ -20,11 +20,10 @@ enum {
 // A tile's runs, in shared memory.
 template <class E, bool NARROW> struct RunTile {
   typedef typename Ref<NARROW>::type ref;
-  ref from[RUN_ROOM]; // what an entry adds; none where its run is not short
-  ref to[RUN_ROOM];   // what its run is added to, where that ends with it
-  unsigned
-      heads[RUN_WORDS];  // a bit for each entry that begins a run, or is none of one; zeros behind what is looked at
-  Span found[MOST_LONG]; // the others
+  ref from[RUN_ROOM];        // what an entry adds; none where its run is not short
+  ref to[RUN_ROOM];          // what its run is added to, where that ends with it
+  unsigned heads[RUN_WORDS]; // a bit for each entry that begins a run, or is none of one
+  Span found[MOST_LONG];     // the others
   int found_count, room;
   uint32_t group;
   int64_t item;
