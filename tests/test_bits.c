@@ -61,24 +61,11 @@ static void check_problem(const kernel_group *group, const problem_spec *spec, b
   problem_free(p);
 }
 
-/* One bag, one row or one segment of exactly n entries, among others. */
 static void check_lengths(const kernel_group *group, bool all_threads)
 {
   for (int64_t i = 0; i < LENGTHS; i++) {
     const int64_t n = lengths[i];
-    problem_spec spec = {.count = n + n / 8 + 40, .dim = n > 10000 ? 2 : 3 + i % 3, .rows = 40, .bags = 12};
-    choose_options(group, &spec, i);
-    const bool backward = problem_is_backward(spec.category, spec.kind);
-    if (spec.kind == SHEAF_BAG_MAX_BACKWARD && spec.category == SHEAF_CATEGORY_EMBEDDING) {
-      spec.bags = spec.count; /* its terms are bags */
-    }
-    if (problem_is_bag(&spec)) {
-      spec.longest_bag = backward ? n / 2 : n;
-      spec.bag_form = spec.bag_form == SHEAF_BAGS_MATRIX ? SHEAF_BAGS_OFFSETS : spec.bag_form;
-    }
-    spec.spread = SPREAD_UNIFORM;
-    spec.hot_count = !problem_is_bag(&spec) || backward ? n : 0;
-    spec.special_share = 0.0;
+    const problem_spec spec = length_problem(group, i, n, n > 10000 ? 2 : 3 + i % 3);
     check_problem(group, &spec, all_threads);
   }
 }

@@ -61,6 +61,26 @@ static void test_embedding_kinds_have_the_bits_of_the_cpu(void **state)
   }
 }
 
+/* Rows of grad_out that come again and again and are more than the device's cache holds: columns are taken in parts. */
+static void test_gradients_of_more_rows_than_the_cache_holds(void **state)
+{
+  (void)state;
+  for (int i = 0; i < 6; i++) {
+    problem_spec spec = {.category = SHEAF_CATEGORY_EMBEDDING,
+                         .kind = i % 3 == 2 ? SHEAF_BAG_MEAN_BACKWARD : SHEAF_BAG_SUM_BACKWARD,
+                         .dtype = i % 2 ? SHEAF_F64 : SHEAF_F32,
+                         .index_dtype = SHEAF_I64,
+                         .count = 600000,
+                         .dim = i % 2 ? 68 : 136,
+                         .rows = i < 3 ? 20000 : 400000,
+                         .bags = 120000,
+                         .spread = i % 3 ? SPREAD_ZIPF : SPREAD_UNIFORM,
+                         .want_table_grad = true,
+                         .seed = 31 + (uint64_t)i};
+    check_against_cpu(&spec);
+  }
+}
+
 static void test_segment_kinds_have_the_bits_of_the_cpu(void **state)
 {
   (void)state;
@@ -276,6 +296,7 @@ int main(int argc, char **argv)
   }
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_embedding_kinds_have_the_bits_of_the_cpu),
+      cmocka_unit_test(test_gradients_of_more_rows_than_the_cache_holds),
       cmocka_unit_test(test_segment_kinds_have_the_bits_of_the_cpu),
       cmocka_unit_test(test_tables_past_two_to_the_31_elements),
       cmocka_unit_test(test_entries_past_two_to_the_31),

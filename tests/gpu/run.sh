@@ -5,8 +5,8 @@
 #   tests/gpu/run.sh [step ...]      steps: build bits ops large faults ranks verify jit sanitize demo bench peers
 #                                    default: build bits ops faults ranks verify sanitize demo bench
 #
-# BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`. Ends with a line for each
-# step; the exit code is the number of steps that failed.
+# BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`, BENCH_RUNS=n (medians).
+# Ends with a line for each step; the exit code is the number of steps that failed.
 set -u
 cd "$(dirname "$0")/../.."
 
@@ -73,13 +73,17 @@ large() { "$BUILD/tests/gpu/gpu_large"; }
 
 verify() { "$BUILD/sheaf" verify tests/vectors --device cuda; }
 
-# The PTX of sm_80, compiled by the driver for this device: a plug-in that has nothing else.
+# The PTX of sm_80, compiled by the driver for this device, each process its own type's: a plug-in that has nothing else.
 jit() {
+  local jit="CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_MAXSIZE=1073741824 SHEAF_PLUGIN_PATH=$PWD/$BUILD-jit"
   # shellcheck disable=SC2086
   cmake -G Ninja -S . -B "$BUILD-jit" -DSHEAF_CUDA=ON -DSHEAF_BUILD_TESTS=ON $CMAKE_ARGS \
     -DSHEAF_CUDA_ARCHITECTURES=80-virtual >"$logs/jit.log" 2>&1 &&
     ninja -C "$BUILD-jit" -j "$JOBS" sheaf_cuda sheaf_cli >>"$logs/jit.log" 2>&1 &&
-    CUDA_FORCE_PTX_JIT=1 SHEAF_PLUGIN_PATH="$PWD/$BUILD-jit" "$BUILD-jit/sheaf" verify tests/vectors --device cuda
+    for type in $types; do
+      echo "jit.$type $jit SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i64 $BUILD/tests/gpu/gpu_bits"
+    done | together && grep -h "PASSED" "$logs"/jit.*.log &&
+    env $jit "$BUILD-jit/sheaf" verify tests/vectors --device cuda
 }
 
 demo() { "$BUILD/sheaf" demo --device cuda; }
@@ -87,9 +91,10 @@ demo() { "$BUILD/sheaf" demo --device cuda; }
 # Beside PyTorch, of the python3 that has it.
 peers() { PYTHONDONTWRITEBYTECODE=1 python3 bench/peers/compare_gpu.py --library "$BUILD/libsheaf.so"; }
 
-# memcheck over every op and type, the other tools over two types, all with few and small problems.
+# memcheck over every op and type, the other tools over two types, all with few and small problems; each may take
+# SANITIZE_SECONDS.
 sanitize() {
-  local tool="compute-sanitizer --error-exitcode 9 --print-limit 5"
+  local tool="timeout ${SANITIZE_SECONDS:-1200} compute-sanitizer --error-exitcode 9 --print-limit 5"
   {
     for type in $types; do
       echo "memcheck.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i64 $tool --tool memcheck $BUILD/tests/gpu/gpu_bits"
@@ -103,9 +108,18 @@ sanitize() {
   } | together && grep -h "ERROR SUMMARY\|RACECHECK SUMMARY" "$logs"/*check.*.log | sort | uniq -c
 }
 
+# BENCH_RUNS times; of each case the line with the median time.
 bench() {
-  # shellcheck disable=SC2086
-  "$BUILD/sheaf" bench --device cuda $BENCH
+  local run name runs=${BENCH_RUNS:-1}
+  for run in $(seq "$runs"); do
+    # shellcheck disable=SC2086
+    "$BUILD/sheaf" bench --device cuda $BENCH >"$logs/bench.$run.log" || return 1
+  done
+  grep -h processors "$logs"/bench.[0-9]*.log
+  sed -n 3p "$logs/bench.1.log"
+  sed 1,3d "$logs/bench.1.log" | while read -r name _; do
+    cat "$logs"/bench.[0-9]*.log | grep "^$name " | sort -k 2,2 -n | sed -n "$(((runs + 1) / 2))p"
+  done
 }
 
 mkdir -p "$logs"

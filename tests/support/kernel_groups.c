@@ -144,6 +144,24 @@ void choose_options(const kernel_group *group, problem_spec *spec, int64_t case_
   }
 }
 
+problem_spec length_problem(const kernel_group *group, int64_t case_number, int64_t n, int64_t dim)
+{
+  problem_spec spec = {.count = n + n / 8 + 40, .dim = dim, .rows = 40, .bags = 12};
+  choose_options(group, &spec, case_number);
+  const bool backward = problem_is_backward(spec.category, spec.kind);
+  if (spec.kind == SHEAF_BAG_MAX_BACKWARD && spec.category == SHEAF_CATEGORY_EMBEDDING) {
+    spec.bags = spec.count; /* its terms are bags */
+  }
+  if (problem_is_bag(&spec)) {
+    spec.longest_bag = backward ? n / 2 : n;
+    spec.bag_form = spec.bag_form == SHEAF_BAGS_MATRIX ? SHEAF_BAGS_OFFSETS : spec.bag_form;
+  }
+  spec.spread = SPREAD_UNIFORM;
+  spec.hot_count = !problem_is_bag(&spec) || backward ? n : 0;
+  spec.special_share = 0.0;
+  return spec;
+}
+
 void choose_tame(problem_spec *spec)
 {
   spec->special_share = 0.0;

@@ -26,6 +26,9 @@ int64_t kernel_groups_read(kernel_group *groups, const char *only);
  * are the caller's and must be set. */
 void choose_options(const kernel_group *group, problem_spec *spec, int64_t case_number);
 
+/* A problem for one op that has one bag, one row or one segment of exactly n entries, among others. */
+problem_spec length_problem(const kernel_group *group, int64_t case_number, int64_t n, int64_t dim);
+
 /* Takes out of a spec what has no finite answer: NaN and infinities, sums of weights near zero. */
 void choose_tame(problem_spec *spec);
 

@@ -6,20 +6,56 @@ namespace shf {
 
 // ---- Copies of rows ----
 
-enum { ROWS_IN_FLIGHT = 8 };
+// Few rows to a thread and many threads: stores leave no room for more (eight rows took a tenth longer).
+enum { ROWS_IN_FLIGHT = 4 };
 
-// One problem of the batch to each plane of the grid. NARROW: numbers of rows and strides fit 32 bits, so that an
-// address is one instruction.
+// Four rows of a thread's column, from entry `base` on, `rowers` apart. NARROW: numbers of rows and strides fit 32 bits,
+// so that an address is one instruction.
 template <class W, class Index, bool NARROW>
+__device__ __forceinline__ void copy_some(const CopyTask &t, const Index *index, const char *source, char *target,
+                                          int64_t base, int rowers)
+{
+  auto times = [](int64_t row, int64_t stride) {
+    return NARROW ? (int64_t)((uint64_t)(uint32_t)row * (uint32_t)stride) : row * stride;
+  };
+  Index named[ROWS_IN_FLIGHT];
+  W bits[ROWS_IN_FLIGHT];
+#pragma unroll
+  for (int i = 0; i < ROWS_IN_FLIGHT; i++)
+    named[i] = base + i * rowers < t.entries ? __ldg(index + base + i * rowers) : Index(-1);
+#pragma unroll
+  for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
+    uint64_t row = (uint64_t)named[i] - (uint64_t)t.row_begin;
+    memset(&bits[i], 0, sizeof bits[i]);
+    if (row < (uint64_t)t.rows && named[i] >= 0 && (int64_t)named[i] != t.padding)
+      bits[i] = __ldg((const W *)(source + times((int64_t)row, t.source.row_stride)));
+  }
+#pragma unroll
+  for (int i = 0; i < ROWS_IN_FLIGHT; i++)
+    if (base + i * rowers < t.entries) __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
+}
+
+// For one problem of ordinary size, where there is a thread for everything: so little to do before the first load that
+// it shows in the time.
+template <class W, class Index>
+__global__ void __launch_bounds__(BLOCK, 7) copy_usual(const __grid_constant__ CopyTask t)
+{
+  unsigned lane = threadIdx.x & ((1u << t.lane_bits) - 1), rower = threadIdx.x >> t.lane_bits;
+  int rowers = BLOCK >> t.lane_bits;
+  int64_t column = ((blockIdx.y << t.lane_bits) + lane) * (int64_t)sizeof(W);
+  if (column >= t.row_bytes) return;
+  copy_some<W, Index, true>(t, (const Index *)t.index.data, t.source.data + column, t.target.data + column,
+                            (int64_t)blockIdx.x * (unsigned)(rowers * ROWS_IN_FLIGHT) + rower, rowers);
+}
+
+// One problem of the batch to each plane of the grid.
+template <class W, class Index>
 __global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ CopyTask t)
 {
   int lane = (int)threadIdx.x & ((1 << t.lane_bits) - 1), rowers = BLOCK >> t.lane_bits,
       rower = (int)threadIdx.x >> t.lane_bits;
   int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower,
           step = (int64_t)gridDim.x * rowers * ROWS_IN_FLIGHT;
-  auto times = [](int64_t row, int64_t stride) {
-    return NARROW ? (int64_t)((uint64_t)(uint32_t)row * (uint32_t)stride) : row * stride;
-  };
   for (int64_t problem = blockIdx.z; problem < t.batch; problem += gridDim.z)
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       int64_t column = ((tile << t.lane_bits) + lane) * (int64_t)sizeof(W);
@@ -27,20 +63,8 @@ __global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ C
       const Index *index = (const Index *)(t.index.data + problem * t.index.batch_stride);
       const char *source = t.source.data + problem * t.source.batch_stride + column;
       char *target = t.target.data + problem * t.target.batch_stride + column;
-      for (int64_t base = first; base < t.entries; base += step) {
-        W bits[ROWS_IN_FLIGHT];
-#pragma unroll
-        for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
-          Index named = base + i * rowers < t.entries ? __ldg(index + base + i * rowers) : Index(-1);
-          uint64_t row = (uint64_t)named - (uint64_t)t.row_begin;
-          bool there = row < (uint64_t)t.rows && named >= 0 && (int64_t)named != t.padding;
-          bits[i] = load_if<sizeof(W)>(source + times((int64_t)row, t.source.row_stride), there);
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS_IN_FLIGHT; i++)
-          if (base + i * rowers < t.entries)
-            __stcs((W *)(target + times(base + i * rowers, t.target.row_stride)), bits[i]);
-      }
+      for (int64_t base = first; base < t.entries; base += step)
+        copy_some<W, Index, false>(t, index, source, target, base, rowers);
     }
 }
 
@@ -49,18 +73,18 @@ template <class W> static void copy_as(Launcher &l, CopyTask t)
   int64_t words = t.row_bytes / (int64_t)sizeof(W);
   t.lane_bits = lane_bits_for(words, 1, 0);
   t.tiles = tiles_for(words, 1, t.lane_bits);
-  int64_t each = (BLOCK >> t.lane_bits) * ROWS_IN_FLIGHT;
-  dim3 grid = grid_of((t.entries + each - 1) / each, t.tiles);
+  int64_t each = (BLOCK >> t.lane_bits) * ROWS_IN_FLIGHT, blocks = (t.entries + each - 1) / each;
+  dim3 grid = grid_of(blocks, t.tiles);
   grid.z = (unsigned)(t.batch < 65535 ? t.batch : 65535);
-  bool narrow = t.rows <= UINT32_MAX && t.entries <= UINT32_MAX && t.source.row_stride <= UINT32_MAX &&
-                t.target.row_stride <= UINT32_MAX;
-  auto send = [&](bool wide_index, bool is_narrow, void (*kernel)(CopyTask)) {
-    if (l.loading || ((bool)t.index_wide == wide_index && narrow == is_narrow)) launch(l, kernel, grid, BLOCK, 0, t);
+  bool usual = t.batch == 1 && grid.x == blocks && grid.y == t.tiles && t.rows <= UINT32_MAX &&
+               t.entries <= UINT32_MAX && t.source.row_stride <= UINT32_MAX && t.target.row_stride <= UINT32_MAX;
+  auto send = [&](bool wide_index, bool is_usual, void (*kernel)(CopyTask)) {
+    if (l.loading || ((bool)t.index_wide == wide_index && usual == is_usual)) launch(l, kernel, grid, BLOCK, 0, t);
   };
-  send(false, false, copy_words<W, int, false>);
-  send(false, true, copy_words<W, int, true>);
-  send(true, false, copy_words<W, long long, false>);
-  send(true, true, copy_words<W, long long, true>);
+  send(false, false, copy_words<W, int>);
+  send(false, true, copy_usual<W, int>);
+  send(true, false, copy_words<W, long long>);
+  send(true, true, copy_usual<W, long long>);
 }
 
 void copy_rows(Launcher &l, CopyTask t)
@@ -262,11 +286,57 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
   }
 }
 
+// The same for one problem of ordinary size, in 32 bits but for the ids themselves.
+template <class Id> __global__ void __launch_bounds__(BLOCK, 8) find_usual_starts(const __grid_constant__ StartsTask t)
+{
+  __shared__ int gap[STARTS_TILE / FEW_STARTS][3];
+  __shared__ int gaps;
+  let_next_begin();
+  if (t.list_count && blockIdx.x == 0 && threadIdx.x == 0) *t.list_count = 0;
+  const Id *ids = (const Id *)(t.sorted.keys ? t.sorted.keys : t.ids.data);
+  int entries = t.sorted.keys && !is_for(t.sorted) ? 0 : (int)t.entries, groups = (int)t.groups;
+  int first = (int)(blockIdx.x * STARTS_TILE + threadIdx.x), id[STARTS_EACH], edge[STARTS_EACH];
+  bool leads = threadIdx.x % WARP == 0; // the entry in front of its own is another warp's
+  auto at = [&](int n) -> int {         // -1 in front of the first entry, `groups` behind the last
+    if (n < 0 || n >= entries) return n < 0 ? -1 : groups;
+    int64_t here = __ldg(ids + n);
+    return here < 0 ? -1 : here < groups ? (int)here : groups;
+  };
+  if (threadIdx.x == 0) gaps = 0;
+#pragma unroll
+  for (int i = 0; i < STARTS_EACH; i++) {
+    id[i] = at(first + i * BLOCK);
+    edge[i] = leads ? at(first + i * BLOCK - 1) : 0;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < STARTS_EACH; i++) {
+    int n = first + i * BLOCK, before = __shfl_up_sync(0xffffffffu, id[i], 1);
+    if (leads) before = edge[i];
+    if (before >= id[i]) continue;
+    int place = STARTS_TILE / FEW_STARTS;
+    if (id[i] - before > FEW_STARTS) place = atomicAdd(&gaps, 1);
+    if (place < STARTS_TILE / FEW_STARTS)
+      gap[place][0] = before + 1, gap[place][1] = id[i], gap[place][2] = n;
+    else // few; or ids jump up and down, and there is no more room
+      for (int s = before + 1; s <= id[i]; s++) t.starts[s] = n;
+  }
+  __syncthreads();
+  for (int g = 0; g < min(gaps, (int)(STARTS_TILE / FEW_STARTS)); g++)
+    for (int s = gap[g][0] + (int)threadIdx.x; s <= gap[g][1]; s += BLOCK) t.starts[s] = gap[g][2];
+}
+
 void find_starts(Launcher &l, const StartsTask &t)
 {
   int64_t entries = t.sorted.keys ? t.entries * t.batch : t.entries;
   if (t.groups == 0 && !l.loading) return;
-  launch(l, find_starts_kernel, grid_of(entries / STARTS_TILE + 1, t.sorted.keys ? 1 : t.batch), BLOCK, 0, t);
+  dim3 grid = grid_of(entries / STARTS_TILE + 1, t.sorted.keys ? 1 : t.batch);
+  bool usual = t.batch == 1 && entries < INT32_MAX - STARTS_TILE && t.groups < INT32_MAX - STARTS_TILE &&
+               !(t.sorted.keys && t.sorted.wide);
+  if (l.loading || !usual) launch(l, find_starts_kernel, grid, BLOCK, 0, t);
+  if (l.loading || (usual && t.sorted.keys)) launch(l, find_usual_starts<unsigned>, grid, BLOCK, 0, t);
+  if (l.loading || (usual && !t.sorted.keys && t.ids_wide)) launch(l, find_usual_starts<long long>, grid, BLOCK, 0, t);
+  if (l.loading || (usual && !t.sorted.keys && !t.ids_wide)) launch(l, find_usual_starts<int>, grid, BLOCK, 0, t);
 }
 
 // ---- The list of what is left to walk_chunks ----

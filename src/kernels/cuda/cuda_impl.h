@@ -18,6 +18,8 @@ sheaf_status check(cudaError_t error, const char *what);
 
 struct Device {
   int processors, major, minor;
+  int cache;    // bytes of the second level
+  int together; // blocks that can meet in one kernel, two to a processor; 0: none can
 };
 sheaf_status device_of(int device, Device *found);
 
@@ -87,6 +89,26 @@ inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int thre
   l.error = cudaLaunchKernelEx(&config, kernel, params);
 }
 
+// The same for a kernel whose blocks meet: all of them must be there at once (Device::together).
+template <class Params>
+inline void launch_together(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, const Params &params)
+{
+  if (l.loading || l.error != cudaSuccess) {
+    launch(l, kernel, grid, threads, 0, params);
+    return;
+  }
+  cudaLaunchAttribute together = {};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3((unsigned)threads);
+  config.stream = l.stream;
+  config.attrs = &together;
+  config.numAttrs = 1;
+  l.error = cudaLaunchKernelEx(&config, kernel, params);
+}
+
 inline void clear_memory(Launcher &l, void *memory, size_t bytes)
 {
   if (l.error == cudaSuccess && !l.loading && bytes > 0) l.error = cudaMemsetAsync(memory, 0, bytes, l.stream);
@@ -109,6 +131,9 @@ struct Kernels {
 };
 extern const Kernels kernels_f32, kernels_f64, kernels_f16, kernels_bf16, kernels_int8, kernels_int4;
 const Kernels *kernels_of(sheaf_dtype dtype);
+
+// What the core chooses from: every op of every element type (table.cu). Returns how many.
+int make_rows(const shf_kernel_row **table);
 
 // ---- What needs no element type (common.cu) ----
 
@@ -176,6 +201,7 @@ struct GroupingSpec {
   int payload_is_bag, with_bag_of;
   int index_wide, offsets_wide, offsets_end;
   shf_matrix index, offsets;
+  unsigned long long *list_count; // of the run that the grouping is made in: emptied on the way; NULL: none
 };
 
 // Where a grouping's pieces lie in its memory.

@@ -92,7 +92,8 @@ template <> __device__ __forceinline__ uint8_t load_if<1>(const char *p, bool th
 
 // ---- What the second-level cache should keep ----
 
-// Rows that are read and written once should not push out those that are read again and again.
+// Rows that are read once should not push out those that are read again and again. (Stores that ask for the same made
+// gradients slower.)
 __device__ __forceinline__ uint64_t policy_once()
 {
   uint64_t policy;
@@ -114,13 +115,6 @@ __device__ __forceinline__ uint4 load_if_by(const char *p, bool there, uint64_t 
       : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there), "l"(policy));
   return w;
 }
-__device__ __forceinline__ void store_by(char *p, uint4 w, uint64_t policy)
-{
-  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(__cvta_generic_to_global(p)),
-               "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(policy)
-               : "memory");
-}
-
 // ---- 16-bit numbers: exact to f32, to nearest even from it, denormals kept ----
 
 __device__ __forceinline__ float f16_value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
@@ -312,19 +306,6 @@ template <class E, int VE> struct Out {
 #pragma unroll
     for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
     store_cells<typename E::cell, VE>(row, column, dim, cells, wide);
-  }
-  // A whole word of columns; `row` is the lane's first.
-  static __device__ __forceinline__ void store_by(char *row, const typename E::acc *x, uint64_t policy)
-  {
-    typename E::cell cells[VE];
-#pragma unroll
-    for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
-    typename Word<VE * sizeof(typename E::cell)>::type bits;
-    memcpy(&bits, cells, sizeof bits);
-    if constexpr (sizeof bits == 16)
-      shf::store_by(row, bits, policy);
-    else
-      *(decltype(bits) *)row = bits;
   }
   static __device__ __forceinline__ void store_best(char *row, int64_t column, int64_t dim, const typename E::best *x,
                                                     int, bool wide)

@@ -1,9 +1,11 @@
-// grouping.cu: entries grouped by row: keys and payloads are written in order of position, then sorted by CUB, which is
-// stable, over only the bits that keys have. Padding, bad entries and rows held elsewhere get the largest key.
+// grouping.cu: entries grouped by row: sorted by the row they name, in order of position where that is equal, over only
+// the bits that rows need. Few entries are sorted by one kernel (small_sort.cuh); many have their keys and payloads
+// written first and are then sorted by CUB. Padding, bad entries and rows held elsewhere get the largest key.
 #include <atomic>
 #include <cub/device/device_radix_sort.cuh>
 
 #include "cuda_impl.h"
+#include "small_sort.cuh"
 #include "stamp.cuh"
 
 namespace shf {
@@ -21,25 +23,46 @@ static uint64_t stamp_of(const GroupingSpec &s)
   return hash;
 }
 
-template <class Key>
+// Counting in `int` is a tenth faster where it is enough.
+template <class Key, class Count>
 static cudaError_t sort(void *scratch, size_t &bytes, const void *keys_in, void *keys, const void *payload_in,
                         void *payload, int64_t count, int bits, cudaStream_t stream)
 {
   return cub::DeviceRadixSort::SortPairs(scratch, bytes, (const Key *)keys_in, (Key *)keys, (const Key *)payload_in,
-                                         (Key *)payload, count, 0, bits, stream);
+                                         (Key *)payload, (Count)count, 0, bits, stream);
 }
 
 static cudaError_t sort_any(int wide, void *scratch, size_t &bytes, const void *keys_in, void *keys,
                             const void *payload_in, void *payload, int64_t count, int bits, cudaStream_t stream)
 {
-  return wide ? sort<uint64_t>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream)
-              : sort<uint32_t>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream);
+  return wide ? sort<uint64_t, int64_t>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream)
+              : sort<uint32_t, int>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream);
+}
+
+// How much memory CUB sorts with. Asking takes longer than a launch, so what a thread asked last is remembered.
+static cudaError_t scratch_for(int wide, int64_t count, int bits, int64_t *bytes)
+{
+  struct Answer {
+    int device, wide, bits;
+    int64_t count, bytes;
+  };
+  static thread_local Answer last = {-1, 0, 0, 0, 0};
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess &&
+      !(last.device == device && last.wide == wide && last.bits == bits && last.count == count)) {
+    size_t needed = 0;
+    error = sort_any(wide, nullptr, needed, nullptr, nullptr, nullptr, nullptr, count, bits, 0);
+    if (error == cudaSuccess) last = {device, wide, bits, count, (int64_t)needed};
+  }
+  *bytes = last.bytes;
+  return error;
 }
 
 cudaError_t grouping_layout(const GroupingSpec &s, GroupingLayout *at)
 {
   int64_t all = s.batch * s.entries, keys = s.batch * s.groups + 1;
-  at->wide = keys > UINT32_MAX || all > UINT32_MAX || s.batch * s.bags > UINT32_MAX;
+  at->wide = keys > UINT32_MAX || all > INT32_MAX || s.batch * s.bags > UINT32_MAX;
   at->bits = bits_for((uint64_t)keys);
   int64_t each = shf_align64(all * (at->wide ? 8 : 4));
   at->keys = 64; // the stamp lies in front
@@ -49,11 +72,12 @@ cudaError_t grouping_layout(const GroupingSpec &s, GroupingLayout *at)
   at->keys_in = at->read;
   at->payload_in = at->keys_in + each;
   at->scratch = at->payload_in + each;
-  size_t bytes = 0;
   cudaError_t error = cudaSuccess;
-  if (all > 0) error = sort_any(at->wide, nullptr, bytes, nullptr, nullptr, nullptr, nullptr, all, at->bits, 0);
-  at->scratch_bytes = (int64_t)bytes;
-  at->total = at->scratch + shf_align64((int64_t)bytes + 256);
+  at->scratch_bytes = 0;
+  if (all > 0) error = scratch_for(at->wide, all, at->bits, &at->scratch_bytes);
+  int64_t counts = all <= SMALL_SORT ? small_sort_bytes(all) : 0;
+  if (at->scratch_bytes < counts) at->scratch_bytes = counts;
+  at->total = at->scratch + shf_align64(at->scratch_bytes + 256);
   return error;
 }
 
@@ -70,144 +94,18 @@ Sorted grouping_in(const GroupingSpec &spec, const GroupingLayout &at, const voi
   return s;
 }
 
-struct KeyTask {
-  GroupingSpec spec;
-  Task bags; // offsets, for the bag of an entry
-  void *keys, *payload, *bag_of;
-  int wide;
-  uint64_t *stamp, stamp_value;
-};
-
-enum { KEYS_EACH = 4, KEY_TILE = BLOCK * KEYS_EACH };
-
-// Writes values[0 .. count) from position `at` on, which is a multiple of four.
-__device__ __forceinline__ void put(void *array, int64_t at, const int64_t *values, int count, int wide)
-{
-  if (!wide && count == KEYS_EACH) {
-    *(uint4 *)((uint32_t *)array + at) =
-        make_uint4((uint32_t)values[0], (uint32_t)values[1], (uint32_t)values[2], (uint32_t)values[3]);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < KEYS_EACH; i++) {
-    if (i >= count) break;
-    if (wide)
-      ((int64_t *)array)[at + i] = values[i];
-    else
-      ((uint32_t *)array)[at + i] = (uint32_t)values[i];
-  }
-}
-
-// The last bag, over all problems, between `low` and `high` that starts at or before entry n.
-__device__ __forceinline__ int64_t bag_between(const Task &t, int64_t low, int64_t high, int64_t n)
-{
-  while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2, its = t.batch > 1 ? middle / t.groups : 0;
-    if (group_start(t, its, middle - its * t.groups) <= n)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-__device__ __forceinline__ int64_t key_of(const GroupingSpec &s, int64_t problem, int64_t local)
-{
-  int64_t cell = 0, index;
-  if (s.columns) {
-    int64_t row = local / s.columns;
-    cell = local - row * s.columns;
-    index = load_index(row_of(s.index, problem, row), cell, s.index_wide);
-  } else {
-    index = load_index(s.index.data + problem * s.index.batch_stride, local, s.index_wide);
-  }
-  uint64_t row = (uint64_t)index - (uint64_t)s.row_begin;
-  if (row >= (uint64_t)s.rows || index < 0 || index == s.padding) return s.batch * s.groups;
-  return problem * s.groups + (s.columns ? (int64_t)row * s.columns + cell : (int64_t)row);
-}
-
-// Bags of a block's entries, found from the block's first and last: where each one begins, from the block's first entry
-// on, lies in shared memory when there are not too many.
-struct BlockBags {
-  enum { MOST = 2048 };
-  int64_t first, last;
-  int start[MOST]; // of bag first + i
-};
-
-__device__ __forceinline__ int64_t bag_start(const Task &t, int64_t bag)
-{
-  int64_t its = t.batch > 1 ? bag / t.groups : 0;
-  return group_start(t, its, bag - its * t.groups);
-}
-
-__device__ __forceinline__ void find_block_bags(const Task &t, int64_t base, int64_t end, BlockBags *b)
-{
-  __syncthreads();
-  if (threadIdx.x == 0) b->first = group_holding(t, base);
-  if (threadIdx.x == WARP) b->last = group_holding(t, end - 1);
-  __syncthreads();
-  int64_t count = b->last - b->first + 1;
-  for (int64_t i = threadIdx.x; count <= BlockBags::MOST && i < count; i += BLOCK)
-    b->start[i] = (int)max(min(bag_start(t, b->first + i) - base, (int64_t)KEY_TILE), (int64_t)-1);
-  __syncthreads();
-}
-
-// The bags of neighbouring entries from n on: the last of the block's that starts at or before each.
-__device__ __forceinline__ void bags_among(const Task &t, const BlockBags &b, int64_t base, int64_t n, int64_t *bags)
-{
-  int64_t count = b.last - b.first + 1;
-  int low = 0, high = (int)min(count, (int64_t)BlockBags::MOST), at = (int)(n - base);
-  bool here = count <= BlockBags::MOST;
-  while (here && high - low > 1) {
-    int middle = (low + high) / 2;
-    if (b.start[middle] <= at)
-      low = middle;
-    else
-      high = middle;
-  }
-#pragma unroll
-  for (int i = 0; i < KEYS_EACH; i++) {
-    while (here && low + 1 < count && b.start[low + 1] <= at + i) low++;
-    bags[i] = here ? b.first + low : bag_between(t, b.first, b.last + 1, n + i);
-  }
-}
-
-// A thread takes four neighbours, so that it looks for bags once and writes whole words.
+// Keys and payloads in order of position.
 template <bool USUAL> __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask given)
 {
-  KeyTask t = given;
-  if (USUAL) t.spec.batch = t.bags.batch = 1, t.spec.columns = 0, t.wide = 0; // known, so that other code disappears
-  const GroupingSpec &s = t.spec;
+  KeyTask t = known<USUAL>(given);
   __shared__ BlockBags block_bags;
-  int64_t all = s.batch * s.entries;
-  bool bags = s.payload_is_bag || s.with_bag_of, by_offsets = bags && s.bag_length < 0;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *t.stamp = t.stamp_value;
+  int64_t all = t.spec.batch * t.spec.entries;
+  begin_grouping(t);
   for (int64_t base = (int64_t)blockIdx.x * KEY_TILE; base < all; base += (int64_t)gridDim.x * KEY_TILE) {
-    if (by_offsets) find_block_bags(t.bags, base, min(base + KEY_TILE, all), &block_bags);
-    int64_t first = base + threadIdx.x * KEYS_EACH, key[KEYS_EACH], payload[KEYS_EACH], bag[KEYS_EACH];
-    int count = (int)min((int64_t)KEYS_EACH, all - first);
-    if (count <= 0) continue;
-#pragma unroll
-    for (int i = 0; i < KEYS_EACH; i++) {
-      int64_t n = min(first + i, all - 1), problem = s.batch > 1 ? n / s.entries : 0;
-      key[i] = key_of(s, problem, n - problem * s.entries);
-    }
-    if (by_offsets) bags_among(t.bags, block_bags, base, first, bag);
-#pragma unroll
-    for (int i = 0; i < KEYS_EACH; i++) {
-      int64_t n = first + i, problem = s.batch > 1 ? n / s.entries : 0, local = n - problem * s.entries;
-      payload[i] = n;
-      if (!bags) continue;
-      if (!by_offsets) bag[i] = problem * s.bags + (s.bag_length > 0 ? local / s.bag_length : 0);
-      // Offsets that are out of order can lead to another problem's bag: kept within this one.
-      int64_t least = problem * s.bags, most = least + s.bags - 1;
-      bag[i] = bag[i] < least ? least : bag[i] > most ? most : bag[i];
-      if (s.payload_is_bag) payload[i] = bag[i];
-      bag[i] -= least;
-    }
-    put(t.keys, first, key, count, t.wide);
-    put(t.payload, first, payload, count, t.wide);
-    if (s.with_bag_of) put(t.bag_of, first, bag, count, t.wide);
+    Entries e = entries_of(t, base, &block_bags);
+    if (e.count == 0) continue;
+    put(t.keys, e.first, e.key, e.count, t.wide);
+    put(t.payload, e.first, e.payload, e.count, t.wide);
   }
 }
 
@@ -261,6 +159,18 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
   int64_t most = (int64_t)l.device.processors * 64;
   dim3 grid = grid_of(blocks < 1 ? 1 : blocks < most ? blocks : most, 1);
   bool is_usual = spec.batch == 1 && spec.columns == 0 && !at.wide;
+  bool small = !at.wide && all > 0 && all <= SMALL_SORT && blocks <= l.device.together;
+  if (l.loading || small) {
+    SmallSortTask s = {t,
+                       (uint2 *)t.keys,
+                       (uint32_t *)(base + at.keys),
+                       (uint32_t *)(base + at.payload),
+                       (uint32_t *)(base + at.scratch),
+                       at.bits};
+    if (l.loading || is_usual) launch_together(l, small_sort<true>, grid, BLOCK, s);
+    if (l.loading || !is_usual) launch_together(l, small_sort<false>, grid, BLOCK, s);
+    if (!l.loading) return;
+  }
   if (l.loading || is_usual) launch(l, make_keys<true>, grid, BLOCK, 0, t);
   if (l.loading || !is_usual) launch(l, make_keys<false>, grid, BLOCK, 0, t);
   if (l.error != cudaSuccess) return;

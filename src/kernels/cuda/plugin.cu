@@ -73,6 +73,9 @@ sheaf_status device_of(int device, Device *found)
     TRY_CUDA(cudaDeviceGetAttribute(&d.processors, cudaDevAttrMultiProcessorCount, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.minor, cudaDevAttrComputeCapabilityMinor, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.cache, cudaDevAttrL2CacheSize, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.together, cudaDevAttrCooperativeLaunch, device), "asking a device");
+    d.together *= 2 * d.processors;
     known[device] = d;
     is_known[device].store(1, std::memory_order_release);
   }
@@ -111,24 +114,6 @@ static sheaf_status describe(int device, sheaf_device_info *info)
   TRY_CUDA(on.error, "making the device the current one")
 
 // ---- Plans ----
-
-const Kernels *kernels_of(sheaf_dtype dtype)
-{
-  switch (dtype) {
-  case SHEAF_F64:
-    return &kernels_f64;
-  case SHEAF_F16:
-    return &kernels_f16;
-  case SHEAF_BF16:
-    return &kernels_bf16;
-  case SHEAF_INT8:
-    return &kernels_int8;
-  case SHEAF_INT4:
-    return &kernels_int4;
-  default:
-    return &kernels_f32;
-  }
-}
 
 static sheaf_status find_sizes(const shf_device_problem *problem, shf_device_sizes *sizes)
 {
@@ -368,7 +353,8 @@ static sheaf_status fold(int device, const shf_fold_task *task)
   return check(fold_part(*task), "folding parts of a tensor");
 }
 
-static sheaf_status convert(int device, sheaf_dtype from, const void *source, sheaf_dtype to, void *target, int64_t count)
+static sheaf_status convert(int device, sheaf_dtype from, const void *source, sheaf_dtype to, void *target,
+                            int64_t count)
 {
   ON_DEVICE(device);
   return check(convert_cells(from, source, to, target, count), "converting a tensor");
@@ -381,47 +367,9 @@ static sheaf_status divide(int device, const void *sums, const void *divisors, i
   return check(divide_rows(sums, divisors, rows, columns, to, target), "dividing rows");
 }
 
-// ---- Rows ----
-
-// All ops over all element types, as the CPU has them; quantised rows only where they are read forward.
-enum { ROWS_PER_ARCH = (28 * 4 + 4 * 2) * 2, ROWS = ROWS_PER_ARCH * 2 };
-static shf_kernel_row rows[ROWS];
-
-static int add_rows(int count, sheaf_arch arch, sheaf_category category, int kind, bool quantised)
-{
-  static const sheaf_dtype elements[] = {SHEAF_F32, SHEAF_F64, SHEAF_F16, SHEAF_BF16, SHEAF_INT8, SHEAF_INT4};
-  for (int e = 0; e < (quantised ? 6 : 4); e++)
-    for (sheaf_dtype index : {SHEAF_I32, SHEAF_I64}) {
-      shf_kernel_row row = {};
-      row.category = category;
-      row.kind = (uint16_t)kind;
-      row.element = elements[e];
-      row.index = index;
-      row.arch = arch;
-      rows[count++] = row;
-    }
-  return count;
-}
-
-static int make_rows()
-{
-  int count = 0;
-  for (sheaf_arch arch : {SHEAF_ARCH_SM90, SHEAF_ARCH_SM80}) {
-#define SHEAF_X(name, kind, text)                               \
-  count = add_rows(count, arch, SHEAF_CATEGORY_EMBEDDING, kind, \
-                   kind == SHEAF_LOOKUP || kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX);
-    SHEAF_EMBEDDING_KIND_LIST(SHEAF_X)
-#undef SHEAF_X
-#define SHEAF_X(name, kind, text) count = add_rows(count, arch, SHEAF_CATEGORY_SEGMENT, kind, false);
-    SHEAF_SEGMENT_KIND_LIST(SHEAF_X)
-#undef SHEAF_X
-  }
-  return count;
-}
-
 static shf_device_api api = {
     {SHF_DEVICE_ABI, SHEAF_VERSION_STRING},
-    rows,
+    nullptr,
     0,
     count_devices,
     describe,
@@ -460,6 +408,6 @@ static shf_device_api api = {
 extern "C" __attribute__((visibility("default"))) const shf_plugin_head *sheaf_plugin(const shf_plugin_host *host)
 {
   shf::host = host;
-  if (!shf::api.row_count) shf::api.row_count = shf::make_rows();
+  if (!shf::api.row_count) shf::api.row_count = shf::make_rows(&shf::api.rows);
   return &shf::api.head;
 }

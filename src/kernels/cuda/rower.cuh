@@ -261,8 +261,9 @@ __device__ __forceinline__ int count_of_rower(const Team &m, int counted)
 }
 
 // Reduces up to 256 places by one rower; `longest` is the most of the warp's rowers. AHEAD costs registers, which only
-// usual tasks have to spare.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool AHEAD = NARROW>
+// usual tasks have to spare; 16-bit rows, which are widened, and extremes are better off with more threads.
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS,
+          bool AHEAD = NARROW &&E::BITS != 16 && Op::TAKES_COEFFICIENTS>
 __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
                                           int64_t entry, int places, int longest, const Spot &at, typename E::acc scale)
 {

@@ -240,7 +240,8 @@ static void run_weights_grad(const Run &r)
   r.k->weights_grad(r.l, w);
 }
 
-static void run_table_grad(const Run &r, const GroupingSpec &spec, const void *grouping)
+// `emptied`: the list has been, when the entries were grouped.
+static void run_table_grad(const Run &r, const GroupingSpec &spec, const void *grouping, bool emptied)
 {
   const sheaf_embedding_desc &d = r.d;
   bool overwrite = d.grad_write == SHEAF_GRAD_OVERWRITE, cells = d.kind == SHEAF_BAG_MAX_BACKWARD;
@@ -262,6 +263,7 @@ static void run_table_grad(const Run &r, const GroupingSpec &spec, const void *g
     t.dim = 1;
   }
   set_slots(r, &t, r.at.row_slots, REDUCE_SUM);
+  t.awaits = emptied;
   r.k->reduce_runs(r.l, t);
 }
 
@@ -270,6 +272,7 @@ static void run_backward(const Run &r)
   bool table = r.operand(AT_table_grad).data && r.d.dim > 0, weights = r.operand(AT_weights_grad).data;
   GroupingSpec spec = grouping_spec(r.call.problem);
   const void *grouping = r.call.grouping;
+  bool divides = r.d.kind == SHEAF_BAG_MEAN_BACKWARD, empties = false; // divisors need the list, too
   if (r.l.loading) {
     table = true;
     weights = r.d.weighted;
@@ -277,12 +280,14 @@ static void run_backward(const Run &r)
   if (table && !grouping) {
     spec.index = r.operand(r.d.kind == SHEAF_BAG_MAX_BACKWARD ? AT_arg : AT_indices);
     spec.offsets = r.operand(AT_offsets);
+    empties = !divides && spec.entries * spec.batch > 0;
+    if (empties) spec.list_count = (unsigned long long *)(r.call.workspace + r.at.list);
     make_grouping(r.l, spec, r.call.workspace);
     grouping = r.call.workspace;
   }
-  if (r.d.kind == SHEAF_BAG_MEAN_BACKWARD) run_divisors(r);
+  if (divides) run_divisors(r);
   if (weights) run_weights_grad(r);
-  if (table) run_table_grad(r, spec, grouping);
+  if (table) run_table_grad(r, spec, grouping, empties);
 }
 
 void embedding_run(Launcher &l, const shf_device_call &call)

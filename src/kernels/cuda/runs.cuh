@@ -1,4 +1,4 @@
-// runs.cuh: sums over runs of equal keys: the table's gradient. One block takes the runs that begin in its tile of
+// runs.cuh: sums over runs of equal keys: the table's gradient. One warp takes the runs that begin in its tile of
 // sorted entries. Short ones, as most are, are added in streams; the others are left to walk_chunks.
 #ifndef SHF_CUDA_RUNS_CUH
 #define SHF_CUDA_RUNS_CUH
@@ -8,7 +8,8 @@
 namespace shf {
 
 enum {
-  RUN_TILE = 2 * BLOCK,       // entries whose runs a block takes
+  RUN_WARPS = 4,              // of a block; each goes its own way
+  RUN_TILE = 64,              // entries whose runs a warp takes; half of it in small problems (t.run_tile)
   RUN_ROOM = RUN_TILE + WARP, // and those behind them that it looks at: a run of up to 16 ends there
   RUN_WORDS = RUN_ROOM / WARP,
   RUN_STREAM = 4, // entries that are asked for together
@@ -50,19 +51,8 @@ __device__ __forceinline__ int head_of(const unsigned *heads, int at)
 // Whether all entries of a tile belong to a run that began before it.
 __device__ __forceinline__ bool is_inside_run(const Task &t, int64_t base, int64_t all)
 {
-  int64_t last = min(base + RUN_TILE, all) - 1;
+  int64_t last = min(base + t.run_tile, all) - 1;
   return base > 0 && key_at(t.sorted, base - 1) == key_at(t.sorted, last);
-}
-
-// Asks early for what a run will be added to, so that it is in the cache when its rows are: narrow rows only, since there
-// is not room for so many wide ones.
-template <class E> __device__ __forceinline__ void ask_for_row(const Task &t, const char *row)
-{
-  enum { LINE = 128, MOST_LINES = 2 };
-  int64_t bytes = t.dim * (int64_t)sizeof(typename E::cell);
-  if (t.sink != SINK_ADD || bytes > MOST_LINES * LINE) return;
-  for (int64_t at = 0; at < bytes; at += LINE)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(row + at)));
 }
 
 // Fills in the tile. `coefficients` (NULL: none) gets what each entry is multiplied with.
@@ -70,81 +60,74 @@ template <class E, bool NARROW>
 __device__ __forceinline__ void look_at_tile(const Task &t, int64_t base, RunTile<E, NARROW> *tile,
                                              typename E::acc *coefficients)
 {
-  enum { EACH = (RUN_ROOM + BLOCK - 1) / BLOCK };
   int64_t all = t.entries * t.batch;
-  uint64_t key[EACH], none = t.sorted.none;
-  int thread = (int)threadIdx.x;
-  __syncthreads(); // the tile before is done with
-  if (thread == 0) tile->found_count = 0;
+  uint64_t key[RUN_WORDS], none = t.sorted.none;
+  int lane = (int)threadIdx.x % WARP, room = t.run_tile + WARP;
+  __syncwarp(); // the tile before is done with
+  if (lane == 0) tile->found_count = 0;
 #pragma unroll
-  for (int k = 0; k < EACH; k++) {
-    int at = k * BLOCK + thread;
-    int64_t entry = base + at;
-    if (at >= RUN_ROOM) break; // whole warps
-    key[k] = entry < all ? key_at(t.sorted, entry) : none;
+  for (int k = 0; k < RUN_WORDS; k++) {
+    int64_t entry = base + k * WARP + lane;
+    bool looks = k * WARP < room;
+    key[k] = looks && entry < all ? key_at(t.sorted, entry) : none;
     uint64_t before = __shfl_up_sync(0xffffffffu, key[k], 1);
-    if (thread % WARP == 0) before = entry > 0 && entry <= all ? key_at(t.sorted, entry - 1) : none;
-    unsigned heads = __ballot_sync(0xffffffffu, key[k] >= none || before != key[k]);
-    if (thread % WARP == 0) tile->heads[at / WARP] = heads;
+    if (lane == 0) before = looks && entry > 0 && entry <= all ? key_at(t.sorted, entry - 1) : none;
+    unsigned heads = __ballot_sync(0xffffffffu, looks && (key[k] >= none || before != key[k]));
+    if (lane == 0) tile->heads[k] = heads;
   }
-  __syncthreads();
+  __syncwarp();
 #pragma unroll
-  for (int k = 0; k < EACH; k++) {
-    int at = k * BLOCK + thread;
-    if (at >= RUN_ROOM) break;
+  for (int k = 0; k < RUN_WORDS; k++) {
+    int at = k * WARP + lane;
     int head = head_of(tile->heads, at);
     tile->from[at] = tile->to[at] = no_row<NARROW>();
     if (coefficients) coefficients[at] = 0;
-    if (key[k] >= none || head < 0 || head >= RUN_TILE) continue;
-    int end = next_head(tile->heads, at + 1), length = end - head;
+    if (key[k] >= none || head < 0 || head >= t.run_tile) continue;
+    int end = min(next_head(tile->heads, at + 1), room), length = end - head;
     Span span = run_span(t, key[k], base + head, base + end);
     if (length <= SHF_FAN_IN) {
-      char *row = target_row(t, t.target, span.problem, span.group, sizeof(typename E::cell));
-      if (at == end - 1 && blockIdx.y == 0) ask_for_row<E>(t, row);
       Place<E> p = decode_gradient<E, NARROW>(t, span.problem, base + at);
       tile->from[at] = (typename Ref<NARROW>::type)p.ref;
       if (coefficients) coefficients[at] = t.by_frequency ? p.coefficient * frequency_of<E>(length) : p.coefficient;
-      if (at == end - 1) tile->to[at] = (typename Ref<NARROW>::type)(NARROW ? span.group : row - t.target.data);
+      if (at != end - 1) continue;
+      char *row = target_row(t, t.target, span.problem, span.group, sizeof(typename E::cell));
+      tile->to[at] = (typename Ref<NARROW>::type)(NARROW ? span.group : row - t.target.data);
     } else if (at == head) {
-      if (end == RUN_ROOM) span.end = bound_of(t.sorted, base + RUN_TILE, all, key[k], true);
+      if (end == room) span.end = bound_of(t.sorted, base + t.run_tile, all, key[k], true);
       tile->found[atomicAdd(&tile->found_count, 1)] = span;
     }
   }
-  __syncthreads();
+  __syncwarp();
 }
 
 // Lists the runs that are not short, all of a tile at once.
 template <class E, bool NARROW> __device__ __forceinline__ void list_runs(const Task &t, RunTile<E, NARROW> *tile)
 {
   if (tile->found_count == 0) return;
-  if (threadIdx.x == 0) {
+  int lane = (int)threadIdx.x % WARP;
+  if (lane == 0) {
     int64_t items = 0;
     for (int i = 0; i < tile->found_count; i++) items += chunks_of(tile->found[i]);
     tile->room = enter_list(t, tile->found_count, items, &tile->group, &tile->item);
   }
-  __syncthreads();
+  __syncwarp();
   int64_t item = tile->item;
   for (int i = 0; tile->room && i < tile->found_count; i++) {
-    int64_t chunks = chunks_of(tile->found[i]);
-    // Few chunks are one warp's work, so that warps list different runs.
-    bool few = chunks <= WARP;
-    if (!few || i % (BLOCK / WARP) == (int)threadIdx.x / WARP)
-      list_group(t, tile->found[i], tile->group + (uint32_t)i, item, few ? (int)threadIdx.x % WARP : (int)threadIdx.x,
-                 few ? (int)WARP : (int)BLOCK);
-    item += chunks;
+    list_group(t, tile->found[i], tile->group + (uint32_t)i, item, lane, WARP);
+    item += chunks_of(tile->found[i]);
   }
 }
 
 // Adds a finished sum to what its row holds (nothing, where it is not added to: 0 + x is x).
 template <class E, int VE>
-__device__ __forceinline__ void add_run(const Sum<E, VE> &total, const Columns<E, VE> &held, char *to, uint64_t policy)
+__device__ __forceinline__ void add_run(const Sum<E, VE> &total, const Columns<E, VE> &held, char *to)
 {
   typedef typename E::acc acc;
   acc x[VE];
   held.values(x);
 #pragma unroll
   for (int j = 0; j < VE; j++) x[j] = x[j] + (total.v[j] + acc(0));
-  Out<E, VE>::store_by(to, x, policy);
+  Out<E, VE>::store(to, 0, VE, x, 0, true);
 }
 
 // Entries of a stream: rows of the gradient, and what runs that end with them are added to, in flight together.
@@ -172,8 +155,7 @@ template <class E, int VE, bool NARROW> struct RunBatch {
     for (int i = 0; i < RUN_STREAM; i++) {
       sum.take(t, row[i], true, coefficients ? coefficients[min(first + i, RUN_ROOM - 1)] : typename E::acc(1), 0);
       if (to[i] == no_row<NARROW>()) continue;
-      if (at.active)
-        add_run<E, VE>(sum, held[i], target + Ref<NARROW>::offset(to[i], t.target.row_stride), policy_once());
+      if (at.active) add_run<E, VE>(sum, held[i], target + Ref<NARROW>::offset(to[i], t.target.row_stride));
       sum.start();
     }
   }
@@ -184,7 +166,7 @@ template <class E, int VE, bool NARROW>
 __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const RunTile<E, NARROW> &tile,
                                             const typename E::acc *coefficients, const Spot &at)
 {
-  int share = RUN_TILE >> (BLOCK_BITS - t.lane_bits), begin = m.number * share;
+  int share = t.run_tile >> (WARP_BITS - t.lane_bits), begin = m.rower * share;
   int first = next_head(tile.heads, begin),
       last = min(next_head(tile.heads, begin + share), begin + share + SHF_FAN_IN);
   const char *base = lane_base<E>(t.source, at);
@@ -201,18 +183,21 @@ __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const 
 }
 
 template <class E, int VE, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(BLOCK, sizeof(typename E::acc) == 8 || COEFFICIENTS ? 3 : 4)
+__global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 || COEFFICIENTS ? 6 : 8)
     walk_runs(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
-  extern __shared__ __align__(16) char memory[];
-  __shared__ RunTile<E, NARROW> tile;
+  __shared__ typename E::acc shared_coefficients[COEFFICIENTS ? RUN_WARPS : 1][COEFFICIENTS ? RUN_ROOM : 1];
+  __shared__ RunTile<E, NARROW> tiles[RUN_WARPS];
   let_next_begin();
-  typename E::acc *coefficients = COEFFICIENTS ? (typename E::acc *)memory : nullptr;
-  Team m = team_of(t.lane_bits, 0);
+  int warp = (int)threadIdx.x / WARP;
+  RunTile<E, NARROW> &tile = tiles[warp];
+  typename E::acc *coefficients = COEFFICIENTS ? shared_coefficients[warp % (COEFFICIENTS ? RUN_WARPS : 1)] : nullptr;
+  Team m = team_of(t.lane_bits, WARP_BITS - t.lane_bits);
   int64_t all = is_for(t.sorted) ? t.entries * t.batch : 0;
-  for (int64_t base = (int64_t)blockIdx.x * RUN_TILE; base < all; base += (int64_t)gridDim.x * RUN_TILE) {
+  int64_t first = (int64_t)blockIdx.x * RUN_WARPS + warp, step = (int64_t)gridDim.x * RUN_WARPS;
+  for (int64_t base = first * t.run_tile; base < all; base += step * t.run_tile) {
     if (key_at(t.sorted, base) >= t.sorted.none) break; // dropped entries come last
     if (is_inside_run(t, base, all)) continue;
     look_at_tile<E, NARROW>(t, base, &tile, coefficients);

@@ -56,13 +56,19 @@ __device__ __forceinline__ char *slot_at(const Task &t, const LongGroup &g, int6
   return t.slots + (g.slot + chunk) * t.slot_bytes;
 }
 
-// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet.
+// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet. Of sixteen slots the
+// first few count arrivals, one for each level of the tree (see climb).
 __device__ __forceinline__ void claim_slots(const Task &t, const Span &span, int thread, int threads)
 {
-  int64_t chunks = (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK, first = first_slot(span.start);
+  enum { LEVELS = 12 }; // 16^12 chunks are more than 2^46 entries have
+  int64_t chunks = (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK;
+  char *slots = t.slots + first_slot(span.start) * t.slot_bytes;
   for (int64_t tile = 0; tile < t.tiles; tile++)
-    for (int64_t i = thread; i < chunks; i += threads)
-      slot_head(t.slots + (first + i) * t.slot_bytes, tile)->arrived = 0;
+    for (int64_t node = (int64_t)thread * SHF_FAN_IN; node < chunks; node += (int64_t)threads * SHF_FAN_IN) {
+      int64_t below = SHF_FAN_IN; // chunks of a node of this level
+      for (int level = 0; level < LEVELS && node % below == 0 && node + level < chunks; level++, below *= SHF_FAN_IN)
+        slot_head(slots + (node + level) * t.slot_bytes, tile)->arrived = 0;
+    }
 }
 
 // Counts an arrival; what the rower's lanes have stored is seen by who comes later.
@@ -174,7 +180,8 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
     int64_t number = base + (int64_t)m.number * gridDim.x;
     LongItem item = t.list.items[min(number, items - 1)];
     bool takes = number < items && item.group != NOT_LISTED;
-    Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], item.chunk, takes);
+    // Who takes none looks at the first place of the first group, which is of that group's own problem.
+    Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], takes ? item.chunk : 0, takes);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
       Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places, most_of_warp(c.places),
@@ -185,6 +192,27 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
 }
 
 // ---- Small problems ----
+
+// The last group that starts at or before `position`, when it is a long one.
+__device__ inline bool long_group_at(const Task &t, int64_t position, Span *span)
+{
+  int64_t all = t.entries * t.batch;
+  if (position >= all) position = all - 1;
+  if (position < 0 || t.groups * t.batch == 0) return false;
+  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays. Where groups are of
+  // one length the first guess is right, and both its ends come at once.
+  *span = span_of(t, guess_group(t, position));
+  if (position < span->start || position >= span->end) *span = span_of(t, group_holding(t, position));
+  return span->end - span->start > SHF_CHUNK;
+}
+
+// The long group, if there is one, that has a chunk in slots 2 * pair and 2 * pair + 1: what begins last before those of
+// the next pair could.
+__device__ inline bool long_group_of_pair(const Task &t, int64_t pair, Span *span)
+{
+  int64_t position = pair * SHF_CHUNK + SHF_CHUNK - 1;
+  return long_group_at(t, position, span);
+}
 
 // Chunks that a block has found.
 struct Found {
@@ -246,10 +274,9 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
   }
 }
 
-// For few groups: a team takes one.
-template <class E, int VE, class Op, int USUAL>
-__global__ void __launch_bounds__(BLOCK, USUAL >= 0 && Op::TAKES_COEFFICIENTS ? 3 : 2)
-    share_groups(const __grid_constant__ Task given)
+// For few groups: a team takes one. EACH: blocks of a multiprocessor, so that none waits for others to end.
+template <class E, int VE, class Op, int USUAL, int EACH>
+__global__ void __launch_bounds__(BLOCK, EACH) share_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);

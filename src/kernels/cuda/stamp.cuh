@@ -149,8 +149,17 @@ template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &
   bool little = is_little(t);
   if (little || l.loading) {
     int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;
-    start(l, t, t.awaits, share_groups<E, VE, Op, USUAL>, grid_of((groups + teams - 1) / teams, t.tiles), BLOCK,
-          team_bytes<E, Op>(t, USUAL >= 0));
+    dim3 grid = grid_of((groups + teams - 1) / teams, t.tiles);
+    auto share = [&](bool wanted, void (*kernel)(Task)) {
+      if (l.loading || wanted) start(l, t, t.awaits, kernel, grid, BLOCK, team_bytes<E, Op>(t, USUAL >= 0));
+    };
+    if constexpr (USUAL >= 0 && Op::TAKES_COEFFICIENTS) { // fewer registers only where blocks would wait otherwise
+      bool crowded = (int64_t)grid.x * grid.y > (int64_t)l.device.processors * 3;
+      share(!crowded, share_groups<E, VE, Op, USUAL, 3>);
+      share(crowded, share_groups<E, VE, Op, USUAL, 4>);
+    } else {
+      share(true, share_groups<E, VE, Op, USUAL, 2>);
+    }
     int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 2;
     launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
                 team_bytes<E, Op>(t, USUAL >= 0), t);
@@ -167,16 +176,32 @@ template <class E, int VE, class Op> void launch_groups(Launcher &l, Task t)
     launch_groups_as<E, VE, Op, NOT_USUAL>(l, t);
 }
 
+// The rows that are added come again and again. Where they do not fit the cache, columns are taken part by part, so
+// that what there is of one part does; but no less than 256 bytes of a row, or memory would be slower.
+inline void keep_in_cache(const Launcher &l, Task &t, int ve, int64_t cell_bytes)
+{
+  int64_t rows = (t.bags > 0 ? t.bags : t.entries) * t.batch;
+  if (rows * 2 > t.entries * t.batch || has_coefficients(t)) return; // most come once; or finding them takes too long
+  while (t.lane_bits > 0 && (ve * cell_bytes << t.lane_bits) > 256 &&
+         rows * (ve * cell_bytes << t.lane_bits) > l.device.cache / 2)
+    t.lane_bits--;
+  t.tiles = tiles_for(t.dim, ve, t.lane_bits);
+}
+
 template <class E, int VE> void launch_runs(Launcher &l, Task t)
 {
   typedef Sum<E, VE> Op;
   plan_launch(l, t, VE, t.columns ? 0 : 1);
+  if (VE == E::WIDE) keep_in_cache(l, t, VE, sizeof(typename E::cell));
   bool plain = !has_coefficients(t) && !t.by_frequency, as_usual = is_usual_here<E, VE>(t);
-  dim3 grid = grid_of((t.entries * t.batch + RUN_TILE - 1) / RUN_TILE, t.tiles);
-  empty_list(l, t.list);
+  int64_t entries = t.entries * t.batch;
+  t.run_tile = entries / RUN_TILE < (int64_t)l.device.processors * 2048 / WARP ? RUN_TILE / 2 : (int)RUN_TILE;
+  int64_t each = t.run_tile * RUN_WARPS;
+  dim3 grid = grid_of((entries + each - 1) / each, t.tiles);
+  if (l.loading || !t.awaits) empty_list(l, t.list);
   auto send = [&](bool usual, bool with_coefficients, void (*kernel)(Task)) {
-    size_t bytes = with_coefficients ? RUN_ROOM * sizeof(typename E::acc) : 0;
-    if (l.loading || (usual == as_usual && with_coefficients == !plain)) launch_next(l, kernel, grid, BLOCK, bytes, t);
+    if (l.loading || (usual == as_usual && with_coefficients == !plain))
+      start(l, t, !t.awaits, kernel, grid, RUN_WARPS * WARP, 0);
   };
   if constexpr (VE == E::WIDE) send(true, false, walk_runs<E, VE, false, BY_GRADIENT>);
   send(false, false, walk_runs<E, VE, false, NOT_USUAL>);

@@ -13,7 +13,7 @@
 
 namespace shf {
 
-enum { BLOCK_BITS = 8, BLOCK = 1 << BLOCK_BITS, WARP = 32 };
+enum { BLOCK_BITS = 8, BLOCK = 1 << BLOCK_BITS, WARP_BITS = 5, WARP = 1 << WARP_BITS };
 
 // How an entry names the row that is its term.
 enum Decode {
@@ -95,13 +95,14 @@ struct Task {
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
   LongList list;
-  int awaits; // a kernel before this one in the run finds where the groups begin
+  int awaits; // a kernel before this one in the run finds where groups begin, or makes them, and empties the list
   // launch
   int lane_bits;    // 2^lane_bits threads share a row, up to 32
   int64_t tiles;    // times so many lanes * VE columns make dim
   int split_bits;   // teams: 2^split_bits rowers share a group
   int chunk_bits;   // the same for chunks
   int stage_places; // places of a group that are decoded at once
+  int run_tile;     // sorted entries whose runs are one warp's
 };
 
 // The usual task: one problem, numbers that fit 32 bits, nothing to multiply with. Kernels that are compiled for it, and
@@ -297,29 +298,6 @@ __device__ __forceinline__ Span run_span(const Task &t, uint64_t key, int64_t st
   span.start = start;
   span.end = end;
   return span;
-}
-
-// ---- Long groups ----
-
-// The last group that starts at or before `position`, when it is a long one.
-__device__ inline bool long_group_at(const Task &t, int64_t position, Span *span)
-{
-  int64_t all = t.entries * t.batch;
-  if (position >= all) position = all - 1;
-  if (position < 0 || t.groups * t.batch == 0) return false;
-  // Offsets may be out of order; then this finds something or nothing, but never leaves the arrays. Where groups are of
-  // one length the first guess is right, and both its ends come at once.
-  *span = span_of(t, guess_group(t, position));
-  if (position < span->start || position >= span->end) *span = span_of(t, group_holding(t, position));
-  return span->end - span->start > SHF_CHUNK;
-}
-
-// The long group, if there is one, that has a chunk in slots 2 * pair and 2 * pair + 1: what begins last before those of
-// the next pair could.
-__device__ inline bool long_group_of_pair(const Task &t, int64_t pair, Span *span)
-{
-  int64_t position = pair * SHF_CHUNK + SHF_CHUNK - 1;
-  return long_group_at(t, position, span);
 }
 
 // ---- Entries ----

@@ -36,7 +36,12 @@ __device__ __forceinline__ bool is_long(const Task &given, const Span &span)
 
 // Blocks of a multiprocessor, by the registers that their threads need.
 template <class E, class Op, int USUAL> struct Blocks {
-  enum { EACH = USUAL >= 0 && E::BITS != 16 && E::BITS != 64 && Op::TAKES_COEFFICIENTS ? 10 : 8 };
+  enum {
+    SUMS = USUAL >= 0 && Op::TAKES_COEFFICIENTS,
+    EACH = SUMS && E::BITS == 16   ? 16
+           : SUMS && E::BITS != 64 ? 10
+                                   : 8
+  };
 };
 
 // The group's three steps are in walk_places: indices, rows, combine.
@@ -70,7 +75,7 @@ __global__ void __launch_bounds__(WALKERS, Blocks<E, Op, USUAL>::EACH) walk_grou
 
 // ---- Short groups: plain sums of a few rows ----
 
-enum { SHORT_GROUPS = 16, SHORT_PLACES = 64, NO_GROUP = 255 };
+enum { SHORT_GROUPS = 8, SHORT_PLACES = 64, NO_GROUP = 255 };
 
 // The groups of one rower, in shared memory: their rows one behind the other, and which group ends with each.
 struct ShortGroups {
@@ -80,6 +85,8 @@ struct ShortGroups {
   uint8_t length[SHORT_GROUPS]; // NO_GROUP: there is none
   uint8_t begin[SHORT_GROUPS];  // in the stream
 };
+
+static_assert(sizeof(ShortGroups) % 16 == 0, "refs are loaded sixteen bytes at a time");
 
 // Where the rows of the rower's groups lie, if there are not too many for that; returns how many, or -1.
 template <class E>
@@ -122,10 +129,10 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
   return total;
 }
 
-// Each rower takes sixteen groups and goes through all their rows in one stream, so that loads are in flight across
+// Each rower takes eight groups and goes through all their rows in one stream, so that loads are in flight across
 // groups; a result is stored wherever a group ends. (Sixteen rows or fewer are added from left to right.)
 template <class E, int VE, int USUAL>
-__global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 10)
+__global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 16)
     sum_short(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
