@@ -19,3 +19,14 @@ int cli_print_json_to(const char *command, json_t *root, FILE *stream)
   if (!ferror(stream)) cli_complain(command, "no JSON could be made of it: out of memory, or a path that is not UTF-8");
   return CLI_FAILED;
 }
+
+json_t *cli_read_json(const char *command, const char *path)
+{
+  json_error_t error;
+  json_t *root = json_load_file(path, 0, &error);
+  if (!root && error.line > 0)
+    cli_complain(command, "'%s' is no JSON: line %d: %s", path, error.line, error.text);
+  else if (!root)
+    cli_complain(command, "'%s' cannot be read: %s", path, error.text);
+  return root;
+}

@@ -30,9 +30,10 @@ typedef struct shf_nearest_job {
   const shf_nearest_filter *filter; /* NULL: every row is scored */
 } shf_nearest_job;
 
-/* Writes the scores of rows first .. first + count - 1. Where `limit` is a number, rows that are certainly farther may
- * get a score of infinite distance instead. */
-typedef void shf_nearest_fn(const shf_nearest_job *job, int64_t first, int64_t count, double limit, double *scores);
+/* Scores rows first .. first + rows - 1, of which there are 1 to SHF_NEAREST_ROWS, and returns a bit for each row that
+ * has its score. Only where `limit` is a number may bits be missing: those rows are certainly farther. */
+enum { SHF_NEAREST_ROWS = 64 };
+typedef uint64_t shf_nearest_fn(const shf_nearest_job *job, int64_t first, int rows, double limit, double *scores);
 
 typedef struct shf_nearest_kernel {
   shf_nearest_fn *score;

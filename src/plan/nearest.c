@@ -79,8 +79,6 @@ static void put_in_order(nearest_heap *heap)
 
 /* ---- The search ---- */
 
-enum { SCORED_ROWS = 64 };
-
 typedef struct nearest_search {
   const sheaf_nearest_desc *desc;
   shf_nearest_job job;
@@ -96,12 +94,13 @@ static void search_share(void *context, int thread)
   const sheaf_nearest_desc *desc = search->desc;
   nearest_heap *heap = &search->heaps[thread];
   int64_t last = shf_plan_share(desc->rows, thread + 1, search->threads);
-  double scores[SCORED_ROWS];
-  for (int64_t row = shf_plan_share(desc->rows, thread, search->threads); row < last; row += SCORED_ROWS) {
-    int64_t count = last - row < SCORED_ROWS ? last - row : SCORED_ROWS;
+  double scores[SHF_NEAREST_ROWS];
+  for (int64_t row = shf_plan_share(desc->rows, thread, search->threads); row < last; row += SHF_NEAREST_ROWS) {
+    int rows = last - row < SHF_NEAREST_ROWS ? (int)(last - row) : SHF_NEAREST_ROWS;
     double limit = heap->count == heap->room ? heap->at[0].score : NAN;
-    search->kernel->score(&search->job, row, count, limit, scores);
-    for (int64_t i = 0; i < count; i++) {
+    uint64_t scored = search->kernel->score(&search->job, row, rows, limit, scores);
+    for (; scored; scored &= scored - 1) {
+      int i = __builtin_ctzll(scored);
       if (is_too_far(heap, scores[i])) continue;
       sheaf_neighbour candidate = {desc->first_row + row + i, scores[i]};
       if (!desc->has_excluded || candidate.row != desc->excluded) offer(heap, candidate);
