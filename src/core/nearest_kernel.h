@@ -13,7 +13,9 @@ typedef struct shf_nearest_filter {
   const int8_t *weights;
   int64_t list_bytes;        /* from one list to the next */
   float step, weight_sum;    /* of the weights */
-  float error, norm, square; /* |e| and |q|, a little more; q's square */
+  float error, square;       /* |e|, a little more; q's square */
+  float middle, query_sum;   /* half the largest code times the sum of e; the sum of q */
+  float spread;              /* |e| times the norm of a row whose values are all half the largest code */
   float dot_slack;           /* what rounding adds to a dot product, for each unit of a row's largest possible value, */
   float square_slack;        /* and to a row's square, for each unit of that value squared */
   float score_slack;         /* and to a score, of itself */

@@ -8,9 +8,12 @@
  *   dot(x, x) = scale^2 * sum(c * c) + 2 * scale * bias * sum(c) + D * bias^2
  *
  * and so an interval that holds the score. A row whose interval lies beyond the farthest of the k found so far is passed
- * over; the others, few among many, are scored as the definition has it. The bounds below allow for every rounding, in
- * the definition's order and in the kernel's: with u = 2^-24, a row's values are at most size = |bias| + most c * |scale|,
- * so |x| <= sqrt(D) * size, and
+ * over; the others, few among many, are scored as the definition has it. (Where only dot products are wanted, the first
+ * sum is enough: about the middle of what its values can be, scale * most c / 2 + bias, a row spreads by |scale| *
+ * most c / 2 at the most, and what the middle makes of e is known.)
+ *
+ * The bounds allow for every rounding, in the definition's order and in the kernel's: with u = 2^-24, a row's values are
+ * at most size = |bias| + most c * |scale|, so |x| <= sqrt(D) * size, and
  *
  *   the canonical dot product is off by at most (D / 16 + 6) u |q| |x| (the chain of a lane, the join, x itself),
  *   the kernel's first line by 8 u |q| sqrt(D) size, its second line by 10 u D size^2.
@@ -42,7 +45,7 @@ int shf_plan_filter_make(shf_nearest_filter *filter, int8_t *weights, sheaf_dtyp
                          int64_t dim, int most_weight)
 {
   const double unit = ldexp(1, -24), columns = (double)dim;
-  double largest = 0, square = 0, error = 0;
+  double largest = 0, square = 0, error = 0, query_sum = 0, error_sum = 0, half = dtype == SHEAF_INT8 ? 127.5 : 7.5;
   int64_t lists = lists_of(dtype), list = list_bytes(dtype, dim), sum = 0;
   for (int64_t d = 0; d < dim; d++) {
     double value = fabs((double)query[d]);
@@ -59,6 +62,8 @@ int shf_plan_filter_make(shf_nearest_filter *filter, int8_t *weights, sheaf_dtyp
     weights[d % lists * list + d / lists] = (int8_t)weight;
     sum += weight;
     error += rest * rest;
+    error_sum += rest;
+    query_sum += (double)query[d];
   }
   double chain = (columns / 16 + 64) * unit;
   *filter = (shf_nearest_filter){
@@ -67,8 +72,10 @@ int shf_plan_filter_make(shf_nearest_filter *filter, int8_t *weights, sheaf_dtyp
       .step = step,
       .weight_sum = (float)sum,
       .error = (float)(sqrt(error) * (1 + 1e-5)),
-      .norm = (float)(norm * (1 + 1e-5)),
       .square = (float)square,
+      .middle = (float)(half * error_sum),
+      .query_sum = (float)query_sum,
+      .spread = (float)(sqrt(error * columns) * half * (1 + 1e-5)),
       .dot_slack = (float)(2 * chain * norm * sqrt(columns)),
       .square_slack = (float)(64 * unit * columns),
       .score_slack = (float)(2 * chain),
