@@ -395,6 +395,7 @@ int bench_on_device(const char *device, const char *const *words, bool quick, bo
   }
   if (!list) close_device(&g);
   if (!ran) return cli_misused("bench", "no case has that in its name");
-  if (g.text) puts("\ntarget: the time or the fraction of the copy that is aimed at; met: how far it is reached, 1 is all");
+  if (g.text)
+    puts("\ntarget: the time or the fraction of the copy that is aimed at; met: how far it is reached, 1 is all");
   return failed ? CLI_FAILED : CLI_OK;
 }

@@ -241,9 +241,9 @@ static int report(const bench *b, const line *l, const figures *f)
 {
   double ratio = f->collective > 0 ? (f->time - f->local) / f->collective : 0;
   json_t *item = json_pack("{s:s, s:s, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:I, s:f}", "suite", "shard", "case", l->name,
-                           "ranks", (json_int_t)b->ranks, "threads", sheaf_threads(), "runs", (json_int_t)b->runs, "rows",
-                           (json_int_t)b->rows, "dim", (json_int_t)b->dim, "entries", (json_int_t)b->indices, "ns",
-                           1e3 * f->time, "bytes_sent", (json_int_t)f->bytes, "local_ns", 1e3 * f->local);
+                           "ranks", (json_int_t)b->ranks, "threads", sheaf_threads(), "runs", (json_int_t)b->runs,
+                           "rows", (json_int_t)b->rows, "dim", (json_int_t)b->dim, "entries", (json_int_t)b->indices,
+                           "ns", 1e3 * f->time, "bytes_sent", (json_int_t)f->bytes, "local_ns", 1e3 * f->local);
   if (f->collective > 0) {
     json_object_set_new(item, "engine_ns", json_real(1e3 * f->collective));
     json_object_set_new(item, "engine_ratio", json_real(ratio));

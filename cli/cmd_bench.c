@@ -91,8 +91,8 @@ static void measure_own_ceilings(campaign *s)
   static const struct {
     stream_kind kind;
     bool by_row;
-  } kinds[] = {{STREAM_READ, false}, {STREAM_COPY, false}, {STREAM_FILL, false}, {STREAM_GATHER, true},
-               {STREAM_UPDATE, true}};
+  } kinds[] = {
+      {STREAM_READ, false}, {STREAM_COPY, false}, {STREAM_FILL, false}, {STREAM_GATHER, true}, {STREAM_UPDATE, true}};
   bool few = s->options->quick || (s->options->words[0] && s->options->words[1]);
   const int64_t *rows = few ? one_row : all_rows;
   int row_count = few ? 1 : 6;
@@ -207,7 +207,10 @@ static int measure_suites(const bench_options *options, const bench_cases *list)
   if (text) bench_print_machine();
   int code = measure_cases(options, list, root), given;
   if (suite_is_wanted(options, "dispatch") && bench_dispatch_has(filters) &&
-      bench_dispatch(options->seconds > 0 ? options->seconds : options->quick ? 0.2 : 2, filters, text, results) != CLI_OK)
+      bench_dispatch(options->seconds > 0 ? options->seconds
+                     : options->quick     ? 0.2
+                                          : 2,
+                     filters, text, results) != CLI_OK)
     code = CLI_FAILED;
   if (suite_is_wanted(options, "shard") && bench_shard_has(filters)) {
     bench_shard_sizes sizes = options->quick ? bench_shard_quick : bench_shard_usual;
@@ -262,7 +265,8 @@ static int run_suites(const bench_options *options)
 static int run_on_device(const bench_options *options)
 {
   json_t *root = options->list ? NULL : bench_output_begin();
-  int code = bench_on_device(options->device, options->words, options->quick, options->list, !options->output.json, root);
+  int code =
+      bench_on_device(options->device, options->words, options->quick, options->list, !options->output.json, root);
   if (!root || code == CLI_USAGE) {
     json_decref(root);
     return code;
@@ -292,14 +296,10 @@ int cmd_bench(int argc, char **argv)
 {
   if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc - 1, argv + 1);
   bench_options options = {0};
-  const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads},
-                              {"--isa", CLI_TEXT, &options.isa},
-                              {"--seconds", CLI_SECONDS, &options.seconds},
-                              {"--quick", CLI_FLAG, &options.quick},
-                              {"--grid", CLI_FLAG, &options.grid},
-                              {"--list", CLI_FLAG, &options.list},
-                              {"--device", CLI_TEXT, &options.device},
-                              {"--from", CLI_TEXT, &options.from},
+  const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads}, {"--isa", CLI_TEXT, &options.isa},
+                              {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},
+                              {"--grid", CLI_FLAG, &options.grid},          {"--list", CLI_FLAG, &options.list},
+                              {"--device", CLI_TEXT, &options.device},      {"--from", CLI_TEXT, &options.from},
                               BENCH_OUTPUT_OPTIONS(options.output)};
   const cli_syntax syntax = {"bench", known, CLI_LENGTH(known), options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);

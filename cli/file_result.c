@@ -97,12 +97,20 @@ bad_entries bad_entries_find(const int64_t *numbers, int64_t count, int64_t limi
   return bad;
 }
 
+/* "indices: -7 at position 9 is outside 0..199; 2 such entries", after `before`. */
+static void complain_of_bad(const bad_entries *bad, const char *command, const char *before, const char *what)
+{
+  char range[48] = "an empty range";
+  if (bad->limit > 0) snprintf(range, sizeof range, "0..%lld", (long long)bad->limit - 1);
+  cli_complain(command, "%s%s: %lld at position %lld is outside %s; %lld such entr%s", before, what,
+               (long long)bad->value, (long long)bad->position, range, (long long)bad->count,
+               bad->count == 1 ? "y" : "ies");
+}
+
 int bad_entries_refuse(const bad_entries *bad, const char *command, const char *what)
 {
   if (bad->count == 0) return CLI_GO_ON;
-  cli_complain(command, "%s: %lld at position %lld is outside 0..%lld; %lld such entr%s", what, (long long)bad->value,
-               (long long)bad->position, (long long)bad->limit - 1, (long long)bad->count,
-               bad->count == 1 ? "y" : "ies");
+  complain_of_bad(bad, command, "", what);
   return CLI_FAILED;
 }
 
@@ -127,10 +135,7 @@ int result_report(const result_sink *sink, const result_shape *shape, const bad_
 {
   FILE *stream = sink->path && strcmp(sink->path, "-") == 0 ? stderr : stdout;
   if (sink->json) return cli_print_json_to(sink->command, report_to_json(sink, shape, bad), stream);
-  if (bad->count)
-    cli_complain(sink->command, "skipped %s: %lld at position %lld is outside 0..%lld; %lld such entr%s", what,
-                 (long long)bad->value, (long long)bad->position, (long long)bad->limit - 1, (long long)bad->count,
-                 bad->count == 1 ? "y" : "ies");
+  if (bad->count) complain_of_bad(bad, sink->command, "skipped ", what);
   int64_t rows = 1;
   for (int i = 0; i + 1 < shape->rank; i++) rows *= shape->shape[i];
   if (sink->path && stream == stdout)

@@ -1,4 +1,4 @@
-/* test_io_safetensors.c: safetensors: round trips of every type and rank, bytes as specified, names, metadata, many tensors. */
+/* test_io_safetensors.c: round trips of every type and rank, bytes as specified, names, metadata, many tensors. */
 #define _GNU_SOURCE
 /* cmocka.h needs the first four before it. */
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* test_io_safetensors_hostile.c: safetensors files made by hand: good, cut short, wrong in any byte, changing while they are opened. */
+/* test_io_safetensors_hostile.c: safetensors made by hand: good, cut short, wrong in any byte, changing meanwhile. */
 #define _GNU_SOURCE
 /* cmocka.h needs the first four before it. */
 #include <setjmp.h>

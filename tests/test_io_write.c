@@ -1,4 +1,4 @@
-/* test_io_write.c: atomic writing: what fails leaves the target as it was; permissions, links, long names; failing memory. */
+/* test_io_write.c: atomic writing: what fails leaves the target as it was; permissions, links, failing memory. */
 #define _GNU_SOURCE
 /* cmocka.h needs the first four before it. */
 #include <setjmp.h>
