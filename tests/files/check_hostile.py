@@ -1,5 +1,4 @@
 """Files that are empty, cut short, or made to harm. Usage: check_hostile.py SHEAF [NAME ...]"""
-import json
 import os
 
 import numpy as np

@@ -1,5 +1,8 @@
 """Packing, converting and showing tables in files, compared with NumPy. Usage: check_tables.py SHEAF [NAME ...]"""
 import io
+import json
+import os
+import re
 
 import numpy as np
 
@@ -91,6 +94,23 @@ def check_show_counts_what_is_there():
     check([t["name"] for t in listed] == ["a", "b"] and listed[1]["shape"] == [4], f"{listed}")
     check(answer("show", "m.safetensors:b")["column_blocks"][0]["least"] == 0, "integers")
     check(answer("show", "-", stdin=open("t.npy", "rb").read())["nan_rows"] == 1, "stdin")
+
+
+def check_the_lines_of_the_readme():
+    """What a newcomer types: the nearest tokens to a token, and what int4 costs, on a model and its vocabulary."""
+    readme = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../README.md")).read()
+    values, names = small_table(300, 48), [f"word{i}" for i in range(300)]
+    names[77] = "king"
+    oracle.write_safetensors("model.safetensors", {"wte.weight": ("F32", values), "ln.bias": ("F32", values[0])})
+    json.dump({name: i for i, name in enumerate(names)}, open("vocab.json", "w"))
+    lines = re.findall(r"^build/sheaf ((?:nearest|quantize) .*?)(?:  #.*)?$", readme, re.M)
+    check(len(lines) == 2, f"{lines}")
+    order, _ = oracle.nearest(values, values[77], "cosine", 10, 77)
+    text = run(*lines[0].split()).stdout.decode()
+    found = [line.split() for line in text.strip().split("\n")[2:]]
+    check([(int(f[1]), f[3]) for f in found] == [(row, names[row]) for row in order], text)
+    text = run(*lines[1].split()).stdout.decode()
+    check("times smaller" in text and "error   rms" in text and os.path.exists("wte-int4.safetensors"), text)
 
 
 main(globals())
