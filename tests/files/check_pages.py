@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,6 +141,21 @@ def sample_results():
             "command": "sheaf bench bag", "ceilings": ceilings, "results": results}
 
 
+def browse(words):
+    """Runs the browser; one that does not come to an end, as happens now and then, is ended and run again."""
+    for attempt in range(4):
+        process = subprocess.Popen([*words, f"--user-data-dir={os.getcwd()}/profile{attempt}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True, start_new_session=True, env={**os.environ, "HOME": os.getcwd()})
+        try:
+            out, err = process.communicate(timeout=60)
+            return subprocess.CompletedProcess(words, process.returncode, out, err)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    check(False, "the browser did not end, four times")
+    return subprocess.CompletedProcess(words, 1, "", "")
+
+
 def open_page(path, script, width=900, scheme=1):
     """The page's answer to a script, given in the document's title. Schemes: 0 dark, 1 light."""
     if not BROWSER:
@@ -147,11 +163,9 @@ def open_page(path, script, width=900, scheme=1):
     page = open(path).read().replace("</body>", f"<script>try {{ document.title = JSON.stringify((() => {{ {script} }})()) }} "
                                      "catch (e) { document.title = 'threw ' + e }</script></body>")
     open("asked.html", "w").write(page)
-    done = subprocess.run([BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={os.getcwd()}/profile",
-                           "--enable-logging=stderr", f"--window-size={width},900", "--virtual-time-budget=2000",
-                           f"--blink-settings=preferredColorScheme={scheme}", "--dump-dom",
-                           f"file://{os.getcwd()}/asked.html"], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "HOME": os.getcwd()})
+    words = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},900",
+             "--virtual-time-budget=2000", f"--blink-settings=preferredColorScheme={scheme}", "--dump-dom"]
+    done = browse([*words, f"file://{os.getcwd()}/asked.html"])
     check("CONSOLE" not in done.stderr, [line for line in done.stderr.split("\n") if "CONSOLE" in line])
     title = re.search(r"<title>(.*?)</title>", done.stdout, re.S)
     text = title.group(1).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") if title else ""
