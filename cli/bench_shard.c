@@ -359,16 +359,17 @@ int bench_shard(int argc, char **argv)
   if (shard_read_extents(runs, &b.runs, 1) != 1 || b.runs < 1 || b.runs > MAX_RUNS)
     return cli_misused(command, "--runs takes a number from 1 to %d, not '%s'", MAX_RUNS, runs);
   code = bench_output_open(&output, argc, argv);
-  if (code != CLI_GO_ON) return code;
-  json_t *root = bench_output_begin();
-  b.results = json_object_get(root, "results");
-  code = root ? run_with(&b, engine) : CLI_FAILED;
-  bool first = b.comm && sheaf_comm_rank(b.comm) == 0;
-  sheaf_comm_close(b.comm);
-  if (code == CLI_OK && first)
-    code = bench_output_give(&output, root);
-  else
-    json_decref(root);
+  if (code == CLI_GO_ON) {
+    json_t *root = bench_output_begin();
+    b.results = json_object_get(root, "results");
+    code = run_with(&b, engine);
+    bool first = b.comm && sheaf_comm_rank(b.comm) == 0;
+    sheaf_comm_close(b.comm);
+    if (code == CLI_OK && first)
+      code = bench_output_give(&output, root);
+    else
+      json_decref(root);
+  }
   bench_output_close(&output);
   return code;
 }

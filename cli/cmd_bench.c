@@ -267,7 +267,7 @@ static int run_on_device(const bench_options *options)
   json_t *root = options->list ? NULL : bench_output_begin();
   int code =
       bench_on_device(options->device, options->words, options->quick, options->list, !options->output.json, root);
-  if (!root || code == CLI_USAGE) {
+  if (json_array_size(json_object_get(root, "results")) == 0) { /* nothing was measured, or only names were wanted */
     json_decref(root);
     return code;
   }
