@@ -186,28 +186,32 @@ static int passed_over(shape kind, sheaf_metric metric, const sheaf_neighbour *s
   return passed;
 }
 
+static void try_table(shape kind, test_random *random)
+{
+  static sheaf_neighbour sorted[ROWS];
+  make_rows(kind, random);
+  make_query(kind, random);
+  for (int m = 0; m < 3; m++) {
+    order_rows((sheaf_metric)m, sorted);
+    expect_lists(kind, (sheaf_metric)m, sorted);
+    int passed = passed_over(kind, (sheaf_metric)m, sorted);
+    if (kind == PLAIN && dim >= 64 && passed >= 0 && passed < ROWS / 2)
+      complain("few rows are passed over", kind, (sheaf_metric)m, passed);
+  }
+}
+
 static void test_no_near_row_is_passed_over_and_most_far_ones_are(void **state)
 {
   (void)state;
-  static sheaf_neighbour sorted[ROWS];
   test_random random = {4};
+  int rounds = is_switched_on("SHEAF_TEST_QUICK") ? 1 : 4, widths = sizeof dims / sizeof *dims;
   for (int isa = 1; isa <= (int)sheaf_isa_best(); isa++) {
     assert_int_equal(sheaf_set_isa((sheaf_isa)isa), SHEAF_OK);
-    for (int t = 0; t < 2; t++)
-      for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-        for (int kind = 0; kind < SHAPES; kind++) {
-          dtype = t ? SHEAF_INT4 : SHEAF_INT8;
-          dim = dims[i];
-          make_rows((shape)kind, &random);
-          make_query((shape)kind, &random);
-          for (int m = 0; m < 3; m++) {
-            order_rows((sheaf_metric)m, sorted);
-            expect_lists((shape)kind, (sheaf_metric)m, sorted);
-            int passed = passed_over((shape)kind, (sheaf_metric)m, sorted);
-            if (kind == PLAIN && dim >= 64 && passed >= 0 && passed < ROWS / 2)
-              complain("few rows are passed over", (shape)kind, (sheaf_metric)m, passed);
-          }
-        }
+    for (int i = 0; i < 2 * rounds * widths; i++) {
+      dtype = i % 2 ? SHEAF_INT4 : SHEAF_INT8;
+      dim = dims[i / 2 % widths];
+      for (int kind = 0; kind < SHAPES; kind++) try_table((shape)kind, &random);
+    }
   }
 }
 

@@ -275,7 +275,9 @@ def check_what_is_no_result_is_refused():
         run("bench", "small", "--compare", "bad.json", code=1)
         if content != "[]":
             run("trace", "view", "bad.json", code=1)
-    run("bench", "--from", "missing.json", "--report", "p.html", code=1)
+    for words in (["bench", "--report", "p.html", "--from"], ["trace", "view"]):
+        text = run(*words, "missing.json", code=1).stderr
+        check(text.endswith("'missing.json' cannot be read: No such file or directory\n"), text)
     json.dump({"results": [3, {"case": 4}, {}, None]}, open("odd.json", "w"))
     run("bench", "--from", "odd.json", "--compare", "odd.json", "--report", "odd.html")
     run("bench", "--from", "odd.json", code=2)
