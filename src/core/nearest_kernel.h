@@ -33,7 +33,7 @@ typedef struct shf_nearest_job {
 } shf_nearest_job;
 
 /* Scores rows first .. first + rows - 1, of which there are 1 to SHF_NEAREST_ROWS, and returns a bit for each row that
- * has its score. Only where `limit` is a number may bits be missing: those rows are certainly farther. */
+ * has its score. Only where `limit` is a number may bits be missing: those rows are farther. */
 enum { SHF_NEAREST_ROWS = 64 };
 typedef uint64_t shf_nearest_fn(const shf_nearest_job *job, int64_t first, int rows, double limit, double *scores);
 

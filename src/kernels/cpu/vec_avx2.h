@@ -104,6 +104,7 @@ FORCE_INLINE vec vec_most(vec x, vec best) { return FLOAT_WORD(max)(x, best); }
 FORCE_INLINE vec vec_least(vec x, vec best) { return FLOAT_WORD(min)(x, best); }
 FORCE_INLINE int vec_any_nan(vec a) { return FLOAT_WORD(movemask)(VEC_COMPARE(a, a, _CMP_UNORD_Q)) != 0; }
 FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
+FORCE_INLINE unsigned vmask_bits(vmask m) { return (unsigned)FLOAT_WORD(movemask)(m); }
 
 #if !ELEMENT_WIDE
 /* AVX2 has no masks for 16-bit and 8-bit lanes: a part goes through a buffer. */

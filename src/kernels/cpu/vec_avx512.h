@@ -111,6 +111,7 @@ FORCE_INLINE vec vec_most(vec x, vec best) { return FLOAT_WORD(max)(x, best); }
 FORCE_INLINE vec vec_least(vec x, vec best) { return FLOAT_WORD(min)(x, best); }
 FORCE_INLINE int vec_any_nan(vec a) { return VEC_COMPARE(a, a, _CMP_UNORD_Q) != 0; }
 FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
+FORCE_INLINE unsigned vmask_bits(vmask m) { return m; }
 
 #if !ELEMENT_WIDE
 FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
