@@ -350,7 +350,7 @@ int bench_shard(int argc, char **argv)
                                 {"--runs", CLI_TEXT, &runs},     {"--threads", CLI_THREADS, &threads},
                                 BENCH_OUTPUT_OPTIONS(output)};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), NULL, 0};
-  int code = cli_parse(&syntax, argc, argv);
+  int code = cli_parse(&syntax, argc - 1, argv + 1);
   if (code != CLI_GO_ON) return code;
   bench b = {.threads = threads, .text = !output.json};
   if (shard_read_extents(rows, &b.rows, 1) != 1 || shard_read_extents(dim, &b.dim, 1) != 1 || b.rows < 1 || b.dim < 1 ||

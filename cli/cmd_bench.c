@@ -294,7 +294,7 @@ static int run_bench(const bench_options *options)
 
 int cmd_bench(int argc, char **argv)
 {
-  if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc - 1, argv + 1);
+  if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc, argv);
   bench_options options = {0};
   const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads}, {"--isa", CLI_TEXT, &options.isa},
                               {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},

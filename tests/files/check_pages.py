@@ -234,6 +234,8 @@ def check_suites_that_are_no_cases_are_drawn_and_compared():
     open("before.json", "w").write(done.stdout)
     text = run("bench", "--from", "before.json", "--compare", "before.json").stdout
     check(f"{len(results)} cases are in both; the middle one is 1.00 times" in text, text)
+    own = json.loads(run("bench", "shard", "--engine", "self", "--rows", "64", "--dim", "8", "--indices", "64", "--runs", "1", "--report", "own.html", "--json").stdout)
+    check(own["command"].startswith("sheaf bench shard --engine self") and len(own["results"]) == 13 and os.path.exists("own.html"), own)
     ranks = [{"suite": "shard", "case": name, "ranks": 2, "threads": 1, "ns": 4e5, "bytes_sent": 1000, "local_ns": 1e5, "engine_ns": 2e5, "engine_ratio": 1.5}
              for name in ("lookup, row, output cut", EVIL)]
     json.dump({"machine": {"cpu": "x"}, "ceilings": [], "results": ranks}, open("ranks.json", "w"))
