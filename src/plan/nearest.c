@@ -162,6 +162,15 @@ static sheaf_status bind(nearest_search *search, const sheaf_operand *table, con
   return SHEAF_OK;
 }
 
+static void make_filter(nearest_search *search, int8_t *weights, int most_weight)
+{
+  const sheaf_nearest_desc *desc = search->desc;
+  unsigned mode = shf_core_fp_enter();
+  if (shf_plan_filter_make(&search->filter, weights, desc->dtype, search->job.query, desc->dim, most_weight))
+    search->job.filter = &search->filter;
+  shf_core_fp_leave(mode);
+}
+
 /* Room for the heaps, for the weights of a filter, and for `each` neighbours per thread, in one block. */
 static sheaf_status run_search(nearest_search *search, int64_t each, sheaf_neighbour *best, int64_t *count)
 {
@@ -176,10 +185,7 @@ static sheaf_status run_search(nearest_search *search, int64_t each, sheaf_neigh
   char *block = shf_core_alloc((size_t)bytes);
   if (!block) return shf_core_no_memory("the lists of neighbours", (size_t)bytes);
   search->heaps = (nearest_heap *)(void *)block;
-  int8_t *weights = (int8_t *)(block + heap_bytes);
-  if (filter_bytes &&
-      shf_plan_filter_make(&search->filter, weights, desc->dtype, search->job.query, desc->dim, most_weight))
-    search->job.filter = &search->filter;
+  if (filter_bytes) make_filter(search, (int8_t *)(block + heap_bytes), most_weight);
   sheaf_neighbour *lists = (sheaf_neighbour *)(void *)(block + heap_bytes + filter_bytes);
   for (int t = 0; t < search->threads; t++)
     search->heaps[t] = (nearest_heap){.at = lists + t * each, .room = each, .least = desc->metric == SHEAF_METRIC_L2};
