@@ -177,9 +177,6 @@ sheaf_status bench_measure_ceiling(stream_kind kind, int64_t row_bytes, bench_ta
 void bench_list_small(bench_cases *list);
 void bench_measure_small(const bench_case *c, const bench_effort *effort, bench_result *result);
 
-/* `sheaf bench dispatch`: what the dispatcher and each layer cost, with a report of its own (bench_dispatch.c). */
-int bench_dispatch(double seconds, int json, const char *page, const char *command_line);
-
 /* ---- Report: bench_report.c ---------------------------------------------------------------------------------- */
 
 typedef struct bench_report {
@@ -195,7 +192,10 @@ void bench_print_machine(void);
 void bench_print_ceiling(const bench_ceiling *ceiling);
 void bench_print_head(void);
 void bench_print_result(const bench_result *result);
-json_t *bench_report_json(const bench_report *report); /* NULL when memory is short */
+void bench_print_foot(const bench_report *report); /* what the signs in the table mean */
+
+/* Adds ceilings, results and what was passed over to what bench_output_begin began; false when memory is short. */
+bool bench_report_add(const bench_report *report, json_t *root);
 json_t *bench_machine_json(void);
 
 #endif

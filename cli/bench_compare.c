@@ -8,16 +8,12 @@
 
 #include "bench_tools.h"
 #include "cli_impl.h"
+#include "json_out.h"
 
 json_t *bench_compare_read(const char *path)
 {
-  json_error_t error;
-  json_t *root = json_load_file(path, 0, &error);
-  if (!root) {
-    cli_complain("bench", "'%s' cannot be read: %s", path, error.text);
-    return NULL;
-  }
-  if (json_is_array(json_object_get(root, "results"))) return root;
+  json_t *root = cli_read_json("bench", path);
+  if (!root || json_is_array(json_object_get(root, "results"))) return root;
   cli_complain("bench", "'%s' is no result of 'sheaf bench --json': it has no list of results", path);
   json_decref(root);
   return NULL;
@@ -31,8 +27,12 @@ static const char *text_of(json_t *object, const char *name)
 
 static bool is_same_case(json_t *a, json_t *b)
 {
-  return strcmp(text_of(a, "case"), text_of(b, "case")) == 0 && strcmp(text_of(a, "suite"), text_of(b, "suite")) == 0 &&
-         json_integer_value(json_object_get(a, "threads")) == json_integer_value(json_object_get(b, "threads"));
+  static const char *const texts[] = {"case", "suite"}, *const numbers[] = {"threads", "ranks"};
+  for (int i = 0; i < 2; i++)
+    if (strcmp(text_of(a, texts[i]), text_of(b, texts[i])) != 0 ||
+        json_integer_value(json_object_get(a, numbers[i])) != json_integer_value(json_object_get(b, numbers[i])))
+      return false;
+  return true;
 }
 
 void bench_compare_add(json_t *now, json_t *before, const char *path)
@@ -71,7 +71,7 @@ void bench_compare_print(json_t *now)
            json_number_value(json_object_get(result, "ns_before")) / 1e3,
            json_number_value(json_object_get(result, "ns")) / 1e3, ratio);
   }
-  printf("%zu cases are in both", count);
+  printf(count == 1 ? "%zu case is in both" : "%zu cases are in both", count);
   if (count) printf("; the middle one is %.2f times as fast as before", bench_median(ratios, (int)count));
   putchar('\n');
   free(ratios);

@@ -18,6 +18,8 @@ typedef struct bench_gpu {
   void *stream, *begin, *end, *flush;
   char *values; /* random numbers that tables and gradients are copied from */
   double copy;  /* bytes per second, read and written */
+  bool text;
+  json_t *results;
 } bench_gpu;
 
 /* What one case needs there. */
@@ -87,9 +89,8 @@ static int make_values(bench_gpu *g)
   return fine ? 1 : complain("filling device memory");
 }
 
-static int open_device(bench_gpu *g, int number)
+static int open_device(bench_gpu *g, int number, json_t *root)
 {
-  memset(g, 0, sizeof *g);
   g->device = (DLDevice){kDLCUDA, number};
   sheaf_device_info info;
   TRY(sheaf_device_describe(g->device, &info));
@@ -98,8 +99,13 @@ static int open_device(bench_gpu *g, int number)
   TRY(sheaf_event_make(g->device, &g->end));
   TRY(sheaf_device_alloc(g->device, flush_bytes, &g->flush));
   if (!make_values(g) || !measure_copy(g)) return 0;
-  printf("%s, %d.%d, %d processors, cache %.0f MB; copy %.0f GB/s (read and written)\n", info.name, info.major,
-         info.minor, info.processors, (double)info.cache_bytes / 1e6, g->copy * 1e-9);
+  json_object_set_new(json_object_get(root, "machine"), "device", json_string(info.name));
+  json_array_append_new(json_object_get(root, "ceilings"),
+                        json_pack("{s:s, s:i, s:i, s:f, s:s}", "ceiling", "copy", "row_bytes", 0, "threads", 1, "gbps",
+                                  g->copy * 1e-9, "way", "the device's own copy, read and written"));
+  if (g->text)
+    printf("%s, %d.%d, %d processors, cache %.0f MB; copy %.0f GB/s (read and written)\n", info.name, info.major,
+           info.minor, info.processors, (double)info.cache_bytes / 1e6, g->copy * 1e-9);
   return 1;
 }
 
@@ -331,6 +337,11 @@ static int measure(bench_gpu *g, const device_case *c, bench_setup *s)
     snprintf(target, sizeof target, "%.2f copy", c->target_fraction);
     snprintf(met, sizeof met, "%.2f", speed / g->copy / c->target_fraction);
   }
+  json_t *result = device_case_result(c, sheaf_plan_sku(s->plan).name, seconds, speed, g->copy);
+  json_object_set_new(result, "host_ns", json_real(host * 1e9));
+  json_object_set_new(result, "select_ns", json_real(s->select * 1e9));
+  if (json_array_append_new(g->results, result) != 0) return complain("out of memory");
+  if (!g->text) return 1;
   printf("%-62s %9.1f %8.1f %7.2f %7.1f %6.1f", name, seconds * 1e6, speed * 1e-9, speed / g->copy, host * 1e6,
          s->select * 1e6);
   if (target[0]) printf("  %-10s %5s", target, met);
@@ -359,17 +370,17 @@ static bool is_wanted(const device_case *c, const char *const *words, bool quick
   return !quick || c->quick;
 }
 
-int bench_on_device(const char *device, const char *const *words, bool quick, bool list)
+int bench_on_device(const char *device, const char *const *words, bool quick, bool list, bool text, json_t *root)
 {
   DLDevice where;
   int code = cli_device("bench", device, &where);
   if (code != CLI_GO_ON) return code;
   int devices;
   if (!list && sheaf_device_count(kDLCUDA, &devices) != SHEAF_OK) return complain(""), CLI_FAILED;
-  bench_gpu g;
+  bench_gpu g = {.text = text && !list, .results = json_object_get(root, "results")};
   int failed = 0, ran = 0;
-  if (!list && !open_device(&g, where.device_id)) return CLI_FAILED;
-  if (!list)
+  if (!list && !open_device(&g, where.device_id, root)) return CLI_FAILED;
+  if (g.text)
     printf("\n%-62s %9s %8s %7s %7s %6s  %-10s %5s\n", "case", "us", "GB/s", "of copy", "host us", "select", "target",
            "met");
   for (int i = 0; i < device_case_count; i++) {
@@ -384,5 +395,7 @@ int bench_on_device(const char *device, const char *const *words, bool quick, bo
   }
   if (!list) close_device(&g);
   if (!ran) return cli_misused("bench", "no case has that in its name");
+  if (g.text)
+    puts("\ntarget: the time or the fraction of the copy that is aimed at; met: how far it is reached, 1 is all");
   return failed ? CLI_FAILED : CLI_OK;
 }

@@ -115,3 +115,15 @@ double device_case_bytes(const device_case *c, int64_t touched)
   if (c->weights_only) return entries * row + (double)c->bags * row + index + weights;
   return (double)c->bags * row + 2 * (double)touched * row + index + weights;
 }
+
+json_t *device_case_result(const device_case *c, const char *kernel, double seconds, double speed, double copy)
+{
+  char name[96];
+  device_case_name(c, name, sizeof name);
+  json_t *spread = c->exponent > 0 ? json_sprintf("%.2f", c->exponent) : json_string("uniform");
+  return json_pack("{s:s, s:s, s:s, s:o, s:I, s:I, s:I, s:i, s:s, s:f, s:f, s:s, s:f, s:f}", "suite", "cuda", "case",
+                   name, "dtype", sheaf_dtype_name(c->dtype ? c->dtype : SHEAF_F32), "spread", spread, "rows",
+                   (json_int_t)c->rows, "dim", (json_int_t)c->dim, "entries", (json_int_t)device_case_entries(c),
+                   "threads", 1, "sku", kernel, "ns", seconds * 1e9, "gbps", speed * 1e-9, "ceiling", "copy",
+                   "ceiling_gbps", copy * 1e-9, "fraction", speed / copy);
+}

@@ -2,6 +2,7 @@
 #ifndef SHEAF_CLI_BENCH_DEVICE_CASE_H
 #define SHEAF_CLI_BENCH_DEVICE_CASE_H
 
+#include <jansson.h>
 #include <sheaf/sheaf.h>
 #include <stdbool.h>
 
@@ -37,5 +38,8 @@ bool device_case_is_backward(const device_case *c);
 
 /* Bytes that have to move: rows read, rows written, indices; for a table's gradient of so many touched rows. */
 double device_case_bytes(const device_case *c, int64_t touched);
+
+/* A measured case with the keys that the other suites have; speeds in bytes per second. */
+json_t *device_case_result(const device_case *c, const char *kernel, double seconds, double speed, double copy);
 
 #endif

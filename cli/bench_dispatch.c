@@ -1,12 +1,12 @@
 /* cli/bench_dispatch.c: `sheaf bench dispatch`: what the dispatcher and each layer add to a lookup of one row. */
-#include <jansson.h>
+#include <sheaf/sheaf.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "bench.h"
+#include "bench_output.h"
+#include "bench_parts.h"
 #include "bench_tools.h"
 #include "cli_impl.h"
-#include "report.h"
 
 enum { ROWS = 1000, DIM = 64, BATCH = 1000, MOST_ROUNDS = 400 };
 
@@ -263,68 +263,64 @@ static sheaf_status measure(lookup_world *w, double seconds, timing *timings, in
   return SHEAF_OK;
 }
 
-static json_t *results_to_json(timing *timings, int rounds)
+static int add_results(timing *timings, int rounds, const char *const *words, json_t *results)
 {
-  json_t *results = json_array();
+  int failed = 0;
   for (int i = 0; i < LINES; i++) {
-    json_t *result = json_object();
-    json_object_set_new(result, "name", json_string(lines[i].name));
-    json_object_set_new(result, "ns", json_real(bench_median(timings[i].ns, rounds)));
+    if (!bench_name_has(lines[i].name, words)) continue;
+    json_t *result = json_pack("{s:s, s:s, s:i, s:i, s:f}", "suite", "dispatch", "case", lines[i].name, "threads", 1,
+                               "runs", rounds, "ns", bench_median(timings[i].ns, rounds));
     if (lines[i].versus) {
       json_object_set_new(result, "versus", json_string(lines[i].versus));
       json_object_set_new(result, "extra_ns", json_real(bench_median(timings[i].extra, rounds)));
     }
     if (lines[i].limit > 0) json_object_set_new(result, "limit_ns", json_real(lines[i].limit));
-    json_array_append_new(results, result);
+    failed |= json_array_append_new(results, result);
   }
-  json_t *root = json_object();
-  json_object_set_new(root, "dispatch", results);
-  json_object_set_new(root, "rounds", json_integer(rounds));
-  return root;
-}
-
-static int print_json(timing *timings, int rounds)
-{
-  json_t *root = results_to_json(timings, rounds);
-  int failed = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) != 0;
-  printf("\n");
-  json_decref(root);
+  if (failed) cli_complain("bench", "out of memory");
   return failed ? CLI_FAILED : CLI_OK;
 }
 
-static int write_page(timing *timings, int rounds, const char *page, const char *command_line)
-{
-  json_t *root = results_to_json(timings, rounds);
-  json_object_set_new(root, "machine", bench_machine_json());
-  json_object_set_new(root, "command", json_string(command_line));
-  return report_write("bench", page, "sheaf bench dispatch", root);
-}
-
-static int print_table(timing *timings, int rounds)
+static void print_table(timing *timings, int rounds, const char *const *words)
 {
   printf("\nA lookup of one row of %d floats, warm; medians of %d rounds, all lines in turn\n\n", DIM, rounds);
   printf("%-28s %8s %8s  %-26s %s\n", "call", "ns", "more", "than", "aim");
   for (int i = 0; i < LINES; i++) {
+    if (!bench_name_has(lines[i].name, words)) continue;
     printf("%-28s %8.1f", lines[i].name, bench_median(timings[i].ns, rounds));
-    if (lines[i].versus) printf(" %8.1f  %-26s", bench_median(timings[i].extra, rounds), lines[i].versus);
-    if (lines[i].limit > 0) printf(" %.0f", lines[i].limit);
-    printf("\n");
+    if (lines[i].versus) printf(" %8.1f  ", bench_median(timings[i].extra, rounds));
+    if (lines[i].limit > 0)
+      printf("%-26s %.0f\n", lines[i].versus, lines[i].limit);
+    else
+      printf("%s\n", lines[i].versus ? lines[i].versus : "");
   }
-  return CLI_OK;
 }
 
-int bench_dispatch(double seconds, int json, const char *page, const char *command_line)
+bool bench_dispatch_has(const char *const *words)
+{
+  for (int i = 0; i < LINES; i++)
+    if (bench_name_has(lines[i].name, words)) return true;
+  return false;
+}
+
+void bench_dispatch_list(const char *const *words)
+{
+  for (int i = 0; i < LINES; i++)
+    if (bench_name_has(lines[i].name, words)) printf("%-9s %s\n", "dispatch", lines[i].name);
+}
+
+int bench_dispatch(double seconds, const char *const *words, bool text, json_t *results)
 {
   static timing timings[LINES];
   lookup_world w;
   int rounds = 0;
+  bench_show_progress("dispatch ...");
   sheaf_status status = start(&w);
-  if (status == SHEAF_OK) status = measure(&w, seconds > 0 ? seconds : 2, timings, &rounds);
+  if (status == SHEAF_OK) status = measure(&w, seconds, timings, &rounds);
+  bench_show_progress("");
   if (status != SHEAF_OK) cli_complain("bench", "%s: %s", sheaf_status_name(status), sheaf_last_error());
   stop(&w);
   if (status != SHEAF_OK) return CLI_FAILED;
-  int written = page ? write_page(timings, rounds, page, command_line) : CLI_OK;
-  if (json) return print_json(timings, rounds) == CLI_OK ? written : CLI_FAILED;
-  bench_print_machine();
-  return print_table(timings, rounds) == CLI_OK ? written : CLI_FAILED;
+  if (text) print_table(timings, rounds, words);
+  return add_results(timings, rounds, words, results);
 }

@@ -122,9 +122,17 @@ void bench_print_result(const bench_result *result)
   putchar('\n');
 }
 
+void bench_print_foot(const bench_report *report)
+{
+  bool any = false;
+  for (int i = 0; i < report->result_count; i++) any |= report->results[i].c->target > 0;
+  if (any)
+    puts("\ntarget: the fraction of the ceiling that is aimed at (of suite small: the time in ns); '!': not reached");
+}
+
 /* ---- JSON ---------------------------------------------------------------------------------------------------- */
 
-static json_t *machine_to_json(void)
+json_t *bench_machine_json(void)
 {
   char load[64], huge[64], date[32], host[64] = "";
   read_first_line("/proc/loadavg", load, sizeof load);
@@ -186,9 +194,10 @@ static json_t *result_to_json(const bench_result *result)
   return NULL;
 }
 
-json_t *bench_report_json(const bench_report *report)
+bool bench_report_add(const bench_report *report, json_t *root)
 {
-  json_t *ceilings = json_array(), *results = json_array(), *skipped = json_array();
+  json_t *ceilings = json_object_get(root, "ceilings"), *results = json_object_get(root, "results");
+  json_t *skipped = json_array();
   int failed = 0;
   for (int i = 0; i < report->ceiling_count; i++)
     failed |= json_array_append_new(ceilings, ceiling_to_json(&report->ceilings[i]));
@@ -196,13 +205,5 @@ json_t *bench_report_json(const bench_report *report)
     failed |= json_array_append_new(results, result_to_json(&report->results[i]));
   for (int i = 0; i < report->skipped_count; i++)
     failed |= json_array_append_new(skipped, json_string(report->skipped[i]->name));
-  json_t *root = json_pack("{s:o, s:o, s:o, s:o}", "machine", machine_to_json(), "ceilings", ceilings, "results",
-                           results, "skipped_for_memory", skipped);
-  if (failed) {
-    json_decref(root);
-    root = NULL;
-  }
-  return root;
+  return !(failed | json_object_set_new(root, "skipped_for_memory", skipped));
 }
-
-json_t *bench_machine_json(void) { return machine_to_json(); }

@@ -9,8 +9,9 @@
 
 #include <sheaf/sheaf.h>
 
+#include "bench_output.h"
+#include "bench_parts.h"
 #include "cli_impl.h"
-#include "json_out.h"
 #include "shard_cli.h"
 
 static const char command[] = "bench shard";
@@ -20,9 +21,13 @@ typedef struct bench {
   sheaf_comm *comm, *alone;
   sheaf_mesh *mesh, *one; /* of all ranks; of this one */
   int64_t ranks, rows, dim, indices, runs;
-  int threads, json;
-  json_t *results; /* of --json, on rank 0; else NULL */
+  int threads;
+  bool text;
+  const char *const *words; /* what a line's name must hold */
+  json_t *results;
 } bench;
+
+const bench_shard_sizes bench_shard_usual = {131072, 64, 131072, 11}, bench_shard_quick = {16384, 64, 16384, 5};
 
 /* One line: inputs lie as the strategy wants them; `local` is the same call with its output left as it comes. */
 typedef struct line {
@@ -231,19 +236,20 @@ static int measure(const bench *b, const line *l, call *whole, call *alone, figu
   return 1;
 }
 
-/* A line's figures on rank 0: printed, or kept for --json; 0 without memory. */
+/* A line's figures, printed by rank 0; 0 without memory. */
 static int report(const bench *b, const line *l, const figures *f)
 {
   double ratio = f->collective > 0 ? (f->time - f->local) / f->collective : 0;
-  if (b->json) {
-    json_t *item = json_pack("{s:s, s:f, s:I, s:f}", "case", l->name, "time_us", f->time, "bytes_sent",
-                             (json_int_t)f->bytes, "local_us", f->local);
-    if (f->collective > 0) {
-      json_object_set_new(item, "engine_us", json_real(f->collective));
-      json_object_set_new(item, "ratio", json_real(ratio));
-    }
-    return json_array_append_new(b->results, item) == 0;
+  json_t *item = json_pack("{s:s, s:s, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:I, s:f}", "suite", "shard", "case", l->name,
+                           "ranks", (json_int_t)b->ranks, "threads", sheaf_threads(), "runs", (json_int_t)b->runs,
+                           "rows", (json_int_t)b->rows, "dim", (json_int_t)b->dim, "entries", (json_int_t)b->indices,
+                           "ns", 1e3 * f->time, "bytes_sent", (json_int_t)f->bytes, "local_ns", 1e3 * f->local);
+  if (f->collective > 0) {
+    json_object_set_new(item, "engine_ns", json_real(1e3 * f->collective));
+    json_object_set_new(item, "engine_ratio", json_real(ratio));
   }
+  if (json_array_append_new(b->results, item) != 0) return 0;
+  if (!b->text || sheaf_comm_rank(b->comm) != 0) return 1;
   printf("%-28s %10.1f %12lld %10.1f", l->name, f->time, (long long)f->bytes, f->local);
   if (f->collective > 0) printf(" %11.1f %7.2f", f->collective, ratio);
   putchar('\n');
@@ -260,7 +266,7 @@ static int run_line(const bench *b, const line *l)
   if (ready) well = measure(b, l, &whole, &alone, &f);
   if (!well)
     cli_complain(command, "%s: %s", l->name, ready ? sheaf_last_error() : "there is no such strategy on this mesh");
-  if (well && sheaf_comm_rank(b->comm) == 0 && !report(b, l, &f)) {
+  if (well && !report(b, l, &f)) {
     cli_complain(command, "out of memory");
     well = 0;
   }
@@ -281,47 +287,89 @@ static int run_lines(bench *b)
     cli_complain(command, "%s", sheaf_last_error());
     return CLI_FAILED;
   }
-  int code = CLI_OK, first = sheaf_comm_rank(b->comm) == 0;
-  b->results = b->json && first ? json_array() : NULL;
-  if (first && !b->json) {
-    printf("%lld ranks of %d threads, table %lld x %lld f32, %lld indices\n", (long long)b->ranks, sheaf_threads(),
-           (long long)b->rows, (long long)b->dim, (long long)b->indices);
+  int code = CLI_OK;
+  if (b->text && sheaf_comm_rank(b->comm) == 0) {
+    printf("%lld rank%s of %d thread%s, table %lld x %lld f32, %lld indices\n", (long long)b->ranks,
+           b->ranks == 1 ? "" : "s", sheaf_threads(), sheaf_threads() == 1 ? "" : "s", (long long)b->rows,
+           (long long)b->dim, (long long)b->indices);
     printf("%-28s %10s %12s %10s %11s %7s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio");
   }
-  for (size_t i = 0; i < sizeof lines / sizeof *lines && code == CLI_OK; i++) code = run_line(b, &lines[i]);
-  if (b->results && code == CLI_OK)
-    code = cli_print_json(command,
-                          json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:O}", "ranks", (json_int_t)b->ranks, "threads",
-                                    sheaf_threads(), "rows", (json_int_t)b->rows, "dim", (json_int_t)b->dim, "indices",
-                                    (json_int_t)b->indices, "runs", (json_int_t)b->runs, "results", b->results));
-  json_decref(b->results);
+  for (int i = 0; i < CLI_LENGTH(lines) && code == CLI_OK; i++)
+    if (bench_name_has(lines[i].name, b->words)) code = run_line(b, &lines[i]);
   sheaf_mesh_free(b->one);
   sheaf_comm_close(b->alone);
   sheaf_mesh_free(b->mesh);
   return code;
 }
 
+static int run_with(bench *b, const char *engine)
+{
+  if (sheaf_comm_open(engine, NULL, &b->comm) != SHEAF_OK) {
+    cli_complain(command, "%s", sheaf_last_error());
+    return CLI_FAILED;
+  }
+  return run_lines(b);
+}
+
+bool bench_shard_has(const char *const *words)
+{
+  for (int i = 0; i < CLI_LENGTH(lines); i++)
+    if (bench_name_has(lines[i].name, words)) return true;
+  return false;
+}
+
+void bench_shard_list(const char *const *words)
+{
+  for (int i = 0; i < CLI_LENGTH(lines); i++)
+    if (bench_name_has(lines[i].name, words)) printf("%-9s %s\n", "shard", lines[i].name);
+}
+
+int bench_shard_alone(const bench_shard_sizes *sizes, int threads, const char *const *words, bool text, json_t *results)
+{
+  bench b = {.rows = sizes->rows,
+             .dim = sizes->dim,
+             .indices = sizes->indices,
+             .runs = sizes->runs,
+             .threads = threads,
+             .text = text,
+             .words = words,
+             .results = results};
+  if (text) puts("\nOps over ranks, by one rank alone; 'mpirun -n 2 sheaf bench shard' measures them among several\n");
+  int code = run_with(&b, "self");
+  sheaf_comm_close(b.comm);
+  return code;
+}
+
 int bench_shard(int argc, char **argv)
 {
-  bench b = {0};
+  bench_output output = {0};
+  int threads = 0;
   const char *engine = "mpi", *rows = "131072", *dim = "64", *indices = "131072", *runs = "11";
   const cli_option options[] = {{"--engine", CLI_TEXT, &engine}, {"--rows", CLI_TEXT, &rows},
                                 {"--dim", CLI_TEXT, &dim},       {"--indices", CLI_TEXT, &indices},
-                                {"--runs", CLI_TEXT, &runs},     {"--threads", CLI_THREADS, &b.threads},
-                                {"--json", CLI_FLAG, &b.json}};
-  const cli_syntax syntax = {command, options, sizeof options / sizeof *options, NULL, 0};
-  int code = cli_parse(&syntax, argc, argv);
+                                {"--runs", CLI_TEXT, &runs},     {"--threads", CLI_THREADS, &threads},
+                                BENCH_OUTPUT_OPTIONS(output)};
+  const cli_syntax syntax = {command, options, CLI_LENGTH(options), NULL, 0};
+  int code = cli_parse(&syntax, argc - 1, argv + 1);
   if (code != CLI_GO_ON) return code;
+  bench b = {.threads = threads, .text = !output.json};
   if (shard_read_extents(rows, &b.rows, 1) != 1 || shard_read_extents(dim, &b.dim, 1) != 1 || b.rows < 1 || b.dim < 1 ||
       shard_read_extents(indices, &b.indices, 1) != 1 || b.indices < BAG)
     return cli_misused(command, "--rows, --dim and --indices take numbers; indices at least %d", BAG);
   if (shard_read_extents(runs, &b.runs, 1) != 1 || b.runs < 1 || b.runs > MAX_RUNS)
     return cli_misused(command, "--runs takes a number from 1 to %d, not '%s'", MAX_RUNS, runs);
-  if (sheaf_comm_open(engine, NULL, &b.comm) != SHEAF_OK) {
-    cli_complain(command, "%s", sheaf_last_error());
-    return CLI_FAILED;
+  code = bench_output_open(&output, argc, argv);
+  if (code == CLI_GO_ON) {
+    json_t *root = bench_output_begin();
+    b.results = json_object_get(root, "results");
+    code = run_with(&b, engine);
+    bool first = b.comm && sheaf_comm_rank(b.comm) == 0;
+    sheaf_comm_close(b.comm);
+    if (code == CLI_OK && first)
+      code = bench_output_give(&output, root);
+    else
+      json_decref(root);
   }
-  code = run_lines(&b);
-  sheaf_comm_close(b.comm);
+  bench_output_close(&output);
   return code;
 }

@@ -143,7 +143,7 @@ int cmd_show(int argc, char **argv);
 int cmd_nearest(int argc, char **argv);
 int cmd_completion(int argc, char **argv);
 
-/* `sheaf bench shard`: argv[0] is "shard". */
+/* `sheaf bench shard`: argv[0] is "bench", argv[1] is "shard". */
 int bench_shard(int argc, char **argv);
 
 #endif

@@ -1,7 +1,4 @@
 /* cli/cmd_bench.c: `sheaf bench`: speed as a fraction of what the machine's memory can give, measured side by side. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* strcasestr */
-#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,40 +7,50 @@
 #include "bench_compare.h"
 #include "bench_data.h"
 #include "bench_device.h"
+#include "bench_output.h"
+#include "bench_parts.h"
 #include "bench_tools.h"
 #include "cli_impl.h"
-#include "json_out.h"
-#include "report.h"
 
 enum { MAX_WORDS = 16, MAX_CEILINGS = 64, CEILING_TABLE = 512000000 };
 
 typedef struct bench_options {
-  const char *words[MAX_WORDS + 1];
-  const char *isa, *device, *report, *compare, *from;
-  int threads, quick, grid, json, list;
-  char *command_line;
-  json_t *old; /* of --compare */
+  const char *words[MAX_WORDS + 1]; /* the suite, then filters */
+  const char *isa, *device, *from;
+  int threads, quick, grid, list;
   double seconds;
+  bench_output output;
 } bench_options;
 
 /* ---- Which cases --------------------------------------------------------------------------------------------- */
 
-static const char *const suites[] = {"lookup", "bag", "backward", "segment", "small", "pathology", "all"};
+/* The last two are not made of cases, but measure lines of their own (bench_parts.h). */
+static const char *const suites[] = {"lookup",    "bag", "backward", "segment", "small",
+                                     "pathology", "all", "dispatch", "shard"};
 
 static bool is_suite(const char *word)
 {
-  for (size_t i = 0; i < sizeof suites / sizeof *suites; i++)
+  for (int i = 0; i < CLI_LENGTH(suites); i++)
     if (strcmp(word, suites[i]) == 0) return true;
   return false;
 }
 
-static bool is_wanted(const bench_case *c, const bench_options *options)
+static bool suite_is_wanted(const bench_options *options, const char *name)
 {
   const char *suite = options->words[0];
-  if (suite && strcmp(suite, "all") != 0 && strcmp(suite, c->suite) != 0) return false;
-  for (int i = 1; suite && options->words[i]; i++)
-    if (!strcasestr(c->name, options->words[i])) return false;
-  return c->quick || !options->quick || (suite && options->words[1]);
+  return !suite || strcmp(suite, "all") == 0 || strcmp(suite, name) == 0;
+}
+
+static const char *const *filters_of(const bench_options *options)
+{
+  return options->words[0] ? options->words + 1 : options->words;
+}
+
+static bool is_wanted(const bench_case *c, const bench_options *options)
+{
+  const char *const *filters = filters_of(options);
+  return suite_is_wanted(options, c->suite) && bench_name_has(c->name, filters) &&
+         (c->quick || !options->quick || *filters);
 }
 
 static void keep_wanted(bench_cases *list, const bench_options *options)
@@ -84,8 +91,8 @@ static void measure_own_ceilings(campaign *s)
   static const struct {
     stream_kind kind;
     bool by_row;
-  } kinds[] = {{STREAM_READ, false}, {STREAM_COPY, false}, {STREAM_FILL, false}, {STREAM_GATHER, true},
-               {STREAM_UPDATE, true}};
+  } kinds[] = {
+      {STREAM_READ, false}, {STREAM_COPY, false}, {STREAM_FILL, false}, {STREAM_GATHER, true}, {STREAM_UPDATE, true}};
   bool few = s->options->quick || (s->options->words[0] && s->options->words[1]);
   const int64_t *rows = few ? one_row : all_rows;
   int row_count = few ? 1 : 6;
@@ -103,7 +110,7 @@ static void measure_own_ceilings(campaign *s)
           continue;
         s->report.ceiling_count++;
         bench_show_progress("");
-        if (!s->options->json) bench_print_ceiling(ceiling);
+        if (!s->options->output.json) bench_print_ceiling(ceiling);
       }
 }
 
@@ -112,7 +119,7 @@ static void add_result(campaign *s, const bench_result *result)
   s->report.results[s->report.result_count++] = *result;
   s->failed += result->fault[0] != '\0';
   bench_show_progress("");
-  if (!s->options->json) bench_print_result(result);
+  if (!s->options->output.json) bench_print_result(result);
   fflush(stdout);
 }
 
@@ -144,30 +151,12 @@ static void run_case(campaign *s, const bench_case *c)
   if (status == SHEAF_OK) bench_data_free(&data);
 }
 
-/* Results as JSON, as a page, beside earlier ones; the table has been printed on the way. */
-static int give_results(const bench_options *options, json_t *results)
-{
-  int code = CLI_OK;
-  if (results && options->command_line && !options->from)
-    json_object_set_new(results, "command", json_string(options->command_line));
-  if (results && options->old) bench_compare_add(results, options->old, options->compare);
-  if (results && options->old && !options->json) bench_compare_print(results);
-  if (options->report) code = report_write("bench", options->report, "sheaf bench", json_incref(results));
-  if (!options->json) {
-    json_decref(results);
-    return code;
-  }
-  int printed = cli_print_json("bench", results);
-  return code == CLI_OK ? printed : code;
-}
-
-static int run_cases(campaign *s, const bench_cases *list)
+static void run_cases(campaign *s, const bench_cases *list)
 {
   bool only_small = true;
   for (int i = 0; i < list->count; i++) only_small &= strcmp(list->items[i].suite, "small") == 0;
-  if (!s->options->json) bench_print_machine();
   if (!only_small) measure_own_ceilings(s);
-  if (!s->options->json) bench_print_head();
+  if (!s->options->output.json) bench_print_head();
   for (int i = 0; i < list->count; i++) {
     char line[128];
     snprintf(line, sizeof line, "[%d/%d] %s %s ...", i + 1, list->count, list->items[i].suite, list->items[i].name);
@@ -176,13 +165,14 @@ static int run_cases(campaign *s, const bench_cases *list)
   }
   bench_show_progress("");
   bench_table_release(&s->table);
-  int code = give_results(s->options, bench_report_json(&s->report));
-  return s->failed ? CLI_FAILED : code;
+  if (!s->options->output.json) bench_print_foot(&s->report);
 }
 
-static int start_measuring(const bench_options *options, const bench_cases *list)
+/* Runs the cases of a list and puts their results and ceilings into `root`: an exit code. */
+static int measure_cases(const bench_options *options, const bench_cases *list, json_t *root)
 {
   campaign s = {.options = options};
+  if (list->count == 0) return CLI_OK;
   s.effort.seconds = options->seconds > 0 ? options->seconds : options->quick ? 0.2 : 1;
   s.effort.min_runs = options->quick || s.effort.seconds < 0.5 ? 5 : 15;
   s.threads[0] = options->threads ? options->threads : 1;
@@ -192,13 +182,50 @@ static int start_measuring(const bench_options *options, const bench_cases *list
   s.report.ceilings = calloc(MAX_CEILINGS, sizeof *s.report.ceilings);
   s.report.results = calloc(room, sizeof *s.report.results);
   s.report.skipped = calloc(room, sizeof(const bench_case *));
-  int code = CLI_FAILED;
-  if (s.report.ceilings && s.report.results && s.report.skipped) code = run_cases(&s, list);
-  else cli_complain("bench", "out of memory");
+  bool fine = s.report.ceilings && s.report.results && s.report.skipped;
+  if (fine) run_cases(&s, list);
+  if (!fine || !bench_report_add(&s.report, root)) {
+    cli_complain("bench", "out of memory");
+    fine = false;
+  }
   free(s.report.ceilings);
   free(s.report.results);
   free(s.report.skipped);
-  return code;
+  return fine && !s.failed ? CLI_OK : CLI_FAILED;
+}
+
+/* Every suite that is wanted, one after the other; what fails does not keep the others from being shown. */
+static int measure_suites(const bench_options *options, const bench_cases *list)
+{
+  const char *const *filters = filters_of(options);
+  bool text = !options->output.json;
+  json_t *root = bench_output_begin(), *results = json_object_get(root, "results");
+  if (!root) {
+    cli_complain("bench", "out of memory");
+    return CLI_FAILED;
+  }
+  if (text) bench_print_machine();
+  int code = measure_cases(options, list, root), given;
+  if (suite_is_wanted(options, "dispatch") && bench_dispatch_has(filters) &&
+      bench_dispatch(options->seconds > 0 ? options->seconds
+                     : options->quick     ? 0.2
+                                          : 2,
+                     filters, text, results) != CLI_OK)
+    code = CLI_FAILED;
+  if (suite_is_wanted(options, "shard") && bench_shard_has(filters)) {
+    bench_shard_sizes sizes = options->quick ? bench_shard_quick : bench_shard_usual;
+    if (bench_shard_alone(&sizes, options->threads, filters, text, results) != CLI_OK) code = CLI_FAILED;
+  }
+  given = bench_output_give(&options->output, root);
+  return code == CLI_OK ? given : code;
+}
+
+static void print_list(const bench_options *options, const bench_cases *list)
+{
+  const char *const *filters = filters_of(options);
+  for (int i = 0; i < list->count; i++) printf("%-9s %s\n", list->items[i].suite, list->items[i].name);
+  if (suite_is_wanted(options, "dispatch")) bench_dispatch_list(filters);
+  if (suite_is_wanted(options, "shard")) bench_shard_list(filters);
 }
 
 static int set_isa(const char *name)
@@ -211,66 +238,73 @@ static int set_isa(const char *name)
   return cli_misused("bench", "--isa takes scalar, avx2 or avx512, not '%s'", name);
 }
 
-/* Everything but the options themselves. */
-static int run_bench(bench_options *options)
+static int run_suites(const bench_options *options)
 {
-  int code;
-  const char *suite = options->words[0];
-  if (options->device && strcmp(options->device, "cpu") != 0) {
-    if (options->report || options->compare)
-      return cli_misused("bench", "--report and --compare are for suites of the CPU");
-    return bench_on_device(options->device, options->words, options->quick, options->list);
-  }
-  if (suite && strcmp(suite, "dispatch") == 0)
-    return bench_dispatch(options->quick ? 0.2 : options->seconds, options->json, options->report,
-                          options->command_line);
-  if (suite && !is_suite(suite)) {
-    static const char *const names[] = {"lookup",    "bag", "backward", "segment", "small",
-                                        "pathology", "all", "dispatch", "shard"};
-    return cli_unknown("bench", "suite", suite, names, CLI_LENGTH(names));
-  }
-  if (options->isa && (code = set_isa(options->isa)) != CLI_GO_ON) return code;
-  if (options->compare && !(options->old = bench_compare_read(options->compare))) return CLI_FAILED;
-  if (options->from) {
-    if (!options->report && !options->compare && !options->json)
-      return cli_misused("bench", "--from is for --report, --compare or --json");
-    json_t *earlier = bench_compare_read(options->from);
-    return earlier ? give_results(options, earlier) : CLI_FAILED;
-  }
   bench_cases list = {0};
+  const char *const *filters = filters_of(options);
+  int code = CLI_OK;
   bench_list_cases(&list, options->grid);
   keep_wanted(&list, options);
+  bool others = (suite_is_wanted(options, "dispatch") && bench_dispatch_has(filters)) ||
+                (suite_is_wanted(options, "shard") && bench_shard_has(filters));
   if (list.failed) {
     cli_complain("bench", "out of memory");
     code = CLI_FAILED;
-  } else if (list.count == 0) {
+  } else if (list.count == 0 && !others) {
     code = cli_misused("bench", "no case has that in its name");
   } else if (options->list) {
-    for (int i = 0; i < list.count; i++) printf("%-9s %s\n", list.items[i].suite, list.items[i].name);
-    code = CLI_OK;
+    print_list(options, &list);
   } else {
-    code = start_measuring(options, &list);
+    code = measure_suites(options, &list);
   }
   free(list.items);
   return code;
 }
 
+/* Cases on a device have no suites: all words are filters. */
+static int run_on_device(const bench_options *options)
+{
+  json_t *root = options->list ? NULL : bench_output_begin();
+  int code =
+      bench_on_device(options->device, options->words, options->quick, options->list, !options->output.json, root);
+  if (json_array_size(json_object_get(root, "results")) == 0) { /* nothing was measured, or only names were wanted */
+    json_decref(root);
+    return code;
+  }
+  int given = bench_output_give(&options->output, root);
+  return code == CLI_OK ? given : code;
+}
+
+/* Everything but the options themselves. */
+static int run_bench(const bench_options *options)
+{
+  int code;
+  const char *suite = options->words[0];
+  if (options->from) {
+    if (!options->output.report && !options->output.compare && !options->output.json)
+      return cli_misused("bench", "--from is for --report, --compare or --json");
+    json_t *earlier = bench_compare_read(options->from);
+    return earlier ? bench_output_give(&options->output, earlier) : CLI_FAILED;
+  }
+  if (options->device && strcmp(options->device, "cpu") != 0) return run_on_device(options);
+  if (suite && !is_suite(suite)) return cli_unknown("bench", "suite", suite, suites, CLI_LENGTH(suites));
+  if (options->isa && (code = set_isa(options->isa)) != CLI_GO_ON) return code;
+  return run_suites(options);
+}
+
 int cmd_bench(int argc, char **argv)
 {
-  if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc - 1, argv + 1);
+  if (argc > 1 && strcmp(argv[1], "shard") == 0) return bench_shard(argc, argv);
   bench_options options = {0};
   const cli_option known[] = {{"--threads", CLI_THREADS, &options.threads}, {"--isa", CLI_TEXT, &options.isa},
                               {"--seconds", CLI_SECONDS, &options.seconds}, {"--quick", CLI_FLAG, &options.quick},
-                              {"--grid", CLI_FLAG, &options.grid},          {"--json", CLI_FLAG, &options.json},
-                              {"--list", CLI_FLAG, &options.list},          {"--device", CLI_TEXT, &options.device},
-                              {"--report", CLI_TEXT, &options.report},      {"--compare", CLI_TEXT, &options.compare},
-                              {"--from", CLI_TEXT, &options.from}};
-  const cli_syntax syntax = {"bench", known, sizeof known / sizeof *known, options.words, MAX_WORDS};
+                              {"--grid", CLI_FLAG, &options.grid},          {"--list", CLI_FLAG, &options.list},
+                              {"--device", CLI_TEXT, &options.device},      {"--from", CLI_TEXT, &options.from},
+                              BENCH_OUTPUT_OPTIONS(options.output)};
+  const cli_syntax syntax = {"bench", known, CLI_LENGTH(known), options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
-  if (code != CLI_GO_ON) return code;
-  options.command_line = report_command_line(argc, argv);
-  code = run_bench(&options);
-  json_decref(options.old);
-  free(options.command_line);
+  if (code == CLI_GO_ON) code = bench_output_open(&options.output, argc, argv);
+  if (code == CLI_GO_ON) code = run_bench(&options);
+  bench_output_close(&options.output);
   return code;
 }

@@ -152,9 +152,7 @@ int cmd_convert(int argc, char **argv)
   conversion c = {.command = "convert", .to_choice = -1};
   const cli_option options[] = {{"--to", CLI_CHOICE, &c.to_choice},
                                 {"--output", CLI_TEXT, &c.output},
-                                {"--threads", CLI_THREADS, &c.threads},
-                                {"--quiet", CLI_FLAG, &c.quiet},
-                                {"--json", CLI_FLAG, &c.json}};
+                                WORK_OPTIONS(c)};
   const cli_syntax syntax = {"convert", options, CLI_LENGTH(options), &c.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
@@ -172,10 +170,10 @@ int cmd_dequantize(int argc, char **argv)
 {
   static const sheaf_dtype packed[] = {SHEAF_DTYPE_NONE, SHEAF_INT8, SHEAF_INT4};
   conversion c = {.command = "dequantize", .as = -1};
-  const cli_option options[] = {
-      {"--to", CLI_CHOICE, &c.to_choice}, {"--output", CLI_TEXT, &c.output},      {"--as", CLI_CHOICE, &c.as},
-      {"--dim", CLI_COUNT, &c.dim},       {"--threads", CLI_THREADS, &c.threads}, {"--quiet", CLI_FLAG, &c.quiet},
-      {"--json", CLI_FLAG, &c.json}};
+  const cli_option options[] = {{"--to", CLI_CHOICE, &c.to_choice},
+                                {"--output", CLI_TEXT, &c.output},
+                                PACKED_OPTIONS(c),
+                                WORK_OPTIONS(c)};
   const cli_syntax syntax = {"dequantize", options, CLI_LENGTH(options), &c.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

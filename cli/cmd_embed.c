@@ -6,127 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "files.h"
-#include "json_out.h"
-
-typedef struct embed {
-  const char *command;
-  bool bags_given;
-  const char *words[2], *output, *grad_path, *offsets_path, *weights_path, *device;
-  int mode, bad, as, threads, quiet, json;
-  int64_t padding, dim;
-  table_file table;
-  whole_operand indices_operand, offsets_operand, weights, grad;
-  int64_t *indices, *starts; /* starts: bags + 1 */
-  int64_t entries, bags;
-  sheaf_dtype plain; /* of outputs */
-  run_place place;
-  int64_t bad_count, bad_position, bad_value;
-  void *arg; /* bag max backward: the row of every cell */
-} embed;
-
-enum { MODE_SUM, MODE_MEAN, MODE_MAX };
-
-static int no_memory(const embed *e, int64_t bytes)
-{
-  cli_complain(e->command, "%lld bytes of memory cannot be had", (long long)bytes);
-  return CLI_FAILED;
-}
-
-/* ---- Operands ------------------------------------------------------------------------------------------------ */
-
-static bool is_bad(const embed *e, int64_t index) { return index < 0 || index >= e->table.rows; }
-
-static int check_indices(embed *e)
-{
-  for (int64_t i = 0; i < e->entries; i++)
-    if (is_bad(e, e->indices[i]) && e->bad_count++ == 0) e->bad_position = i, e->bad_value = e->indices[i];
-  if (e->padding >= e->table.rows) {
-    cli_complain(e->command, "--padding is %lld, but the table has %lld rows", (long long)e->padding,
-                 (long long)e->table.rows);
-    return CLI_FAILED;
-  }
-  if (!e->bad || !e->bad_count) return CLI_GO_ON;
-  cli_complain(e->command, "indices: %lld at position %lld is outside 0..%lld; %lld such entr%s",
-               (long long)e->bad_value, (long long)e->bad_position, (long long)e->table.rows - 1,
-               (long long)e->bad_count, e->bad_count == 1 ? "y" : "ies");
-  return CLI_FAILED;
-}
-
-/* starts[b] .. starts[b + 1] - 1 are the entries of bag b; a lookup is bags of one entry. */
-static int make_bags(embed *e)
-{
-  const whole_operand *indices = &e->indices_operand;
-  int64_t *given = NULL, length = 1;
-  e->bags = e->entries;
-  if (e->offsets_path) {
-    int code = operand_indices(e->command, "offsets", e->offsets_path, &e->offsets_operand, &given);
-    if (code != CLI_GO_ON) return code;
-    e->bags = e->offsets_operand.count;
-  } else if (e->bags_given) {
-    if (indices->rank != 2)
-      return cli_misused(e->command,
-                         "'%s' has %d dimension%s: without --offsets it must be a matrix, a bag in each row",
-                         e->words[1], indices->rank, indices->rank == 1 ? "" : "s");
-    e->bags = indices->shape[0];
-    length = indices->shape[1];
-  }
-  e->starts = malloc((size_t)(e->bags + 1) * sizeof *e->starts);
-  int code = e->starts ? CLI_GO_ON : no_memory(e, 8 * (e->bags + 1));
-  for (int64_t b = 0; e->starts && b < e->bags; b++) e->starts[b] = given ? given[b] : b * length;
-  if (e->starts) e->starts[e->bags] = e->entries;
-  for (int64_t b = 0; code == CLI_GO_ON && given && b < e->bags; b++) {
-    if (e->starts[b] <= e->starts[b + 1] && e->starts[b] >= 0 && (b || e->starts[0] == 0)) continue;
-    cli_complain(e->command, "offsets: %lld at position %lld; they start at 0, do not decrease and do not exceed %lld",
-                 (long long)e->starts[b], (long long)b, (long long)e->entries);
-    code = CLI_FAILED;
-  }
-  if (code == CLI_GO_ON && given && e->bags == 0 && e->entries) {
-    cli_complain(e->command, "there are %lld indices, but no bag to hold them", (long long)e->entries);
-    code = CLI_FAILED;
-  }
-  free(given);
-  return code;
-}
-
-static int open_operands(embed *e)
-{
-  static const sheaf_dtype packed[] = {SHEAF_DTYPE_NONE, SHEAF_INT8, SHEAF_INT4};
-  int code = run_place_of(e->command, e->device, e->threads, &e->place);
-  if (code == CLI_GO_ON) code = table_open(&e->table, e->command, e->words[0], packed[e->as + 1], e->dim);
-  if (code == CLI_GO_ON) code = operand_indices(e->command, "indices", e->words[1], &e->indices_operand, &e->indices);
-  if (code != CLI_GO_ON) return code;
-  e->entries = e->indices_operand.count;
-  e->plain = is_float_dtype(e->table.dtype) ? e->table.dtype : SHEAF_F32;
-  if ((code = check_indices(e)) != CLI_GO_ON || (code = make_bags(e)) != CLI_GO_ON) return code;
-  if (e->weights_path) {
-    if ((code = operand_open(&e->weights, e->command, e->weights_path, false)) != CLI_GO_ON) return code;
-    if (e->weights.count != e->entries) {
-      cli_complain(e->command, "'%s' has %lld weights for %lld indices", e->weights_path, (long long)e->weights.count,
-                   (long long)e->entries);
-      return CLI_FAILED;
-    }
-  }
-  if (!e->grad_path) return CLI_GO_ON;
-  if ((code = operand_open(&e->grad, e->command, e->grad_path, false)) != CLI_GO_ON) return code;
-  if (e->grad.rank >= 1 && e->grad.shape[e->grad.rank - 1] == e->table.dim && e->grad.count == e->bags * e->table.dim)
-    return CLI_GO_ON;
-  cli_complain(e->command, "'%s' has %lld numbers; the gradient of %lld rows of %lld columns is wanted", e->grad_path,
-               (long long)e->grad.count, (long long)e->bags, (long long)e->table.dim);
-  return CLI_FAILED;
-}
-
-static void close_operands(embed *e)
-{
-  free(e->indices);
-  free(e->starts);
-  free(e->arg);
-  operand_close(&e->indices_operand);
-  operand_close(&e->offsets_operand);
-  operand_close(&e->weights);
-  operand_close(&e->grad);
-  table_close(&e->table);
-}
+#include "embed.h"
 
 /* ---- Forward ------------------------------------------------------------------------------------------------- */
 
@@ -188,13 +68,13 @@ static bool fill_block(embed *e, embed_block *block, int64_t first, int64_t last
   block->starts = malloc((size_t)(last - first + 1) * sizeof(int64_t));
   block->arg = wants_arg ? rows_memory(last - first, 8 * e->table.dim) : NULL;
   if (!block->rows || !block->out || !block->wanted || !block->local || !block->starts || (wants_arg && !block->arg)) {
-    no_memory(e, count * bytes + (last - first) * out_bytes);
+    embed_no_memory(e, count * bytes + (last - first) * out_bytes);
     return false;
   }
   memset(block->rows + count * bytes, 0, (size_t)bytes);
   for (int64_t i = 0; i < count; i++) {
     int64_t index = e->indices[begin + i];
-    bool bad = is_bad(e, index), padding = index == e->padding;
+    bool bad = embed_is_bad(e, index), padding = index == e->padding;
     block->wanted[i] = bad || padding ? -1 : index;
     block->local[i] = bad ? -1 : padding ? count : i;
     if (bad || padding) memset(block->rows + i * bytes, 0, (size_t)bytes);
@@ -298,7 +178,7 @@ static int run_backward(embed *e, result_sink *sink)
 {
   if (e->bags_given && e->mode == MODE_MAX) {
     e->arg = rows_memory(e->bags, 8 * e->table.dim);
-    if (!e->arg) return no_memory(e, 8 * e->bags * e->table.dim);
+    if (!e->arg) return embed_no_memory(e, 8 * e->bags * e->table.dim);
     int code = run_forward(e, NULL);
     if (code != CLI_OK) return code;
   }
@@ -307,7 +187,7 @@ static int run_backward(embed *e, result_sink *sink)
   if (room < 1) room = 1;
   if (room > e->table.rows) room = e->table.rows;
   char *rows = rows_memory(room, row_bytes);
-  if (!rows) return no_memory(e, room * row_bytes);
+  if (!rows) return embed_no_memory(e, room * row_bytes);
   cli_progress progress;
   cli_progress_begin(&progress, e->table.rows, row_bytes, e->quiet);
   int code = CLI_OK;
@@ -346,60 +226,32 @@ static int shape_of_result(const embed *e, result_shape *shape)
   return CLI_GO_ON;
 }
 
-static int print_report(const embed *e, const result_sink *sink, const result_shape *shape)
-{
-  FILE *stream = e->output && strcmp(e->output, "-") == 0 ? stderr : stdout;
-  if (e->json) {
-    json_t *extents = json_array();
-    for (int i = 0; i < shape->rank; i++) json_array_append_new(extents, json_integer(shape->shape[i]));
-    json_t *root = json_pack("{s:s, s:s, s:o, s:I}", "command", e->command, "dtype", sheaf_dtype_name(shape->dtype),
-                             "shape", extents, "bad_indices", (json_int_t)e->bad_count);
-    if (e->bad_count) {
-      json_object_set_new(root, "first_bad_position", json_integer(e->bad_position));
-      json_object_set_new(root, "first_bad_index", json_integer(e->bad_value));
-    }
-    if (e->output)
-      json_object_set_new(root, "output", json_string(e->output));
-    else
-      json_object_set(root, "values", sink->values);
-    return cli_print_json_to(e->command, root, stream);
-  }
-  if (e->bad_count)
-    cli_complain(e->command, "%lld indices outside 0..%lld were skipped; the first is %lld, at position %lld",
-                 (long long)e->bad_count, (long long)e->table.rows - 1, (long long)e->bad_value,
-                 (long long)e->bad_position);
-  if (e->output && stream == stdout)
-    printf("%s: %lld rows of %lld %s\n", e->output, (long long)sink->rows, (long long)e->table.dim,
-           sheaf_dtype_name(shape->dtype));
-  return CLI_OK;
-}
-
 static int run_command(embed *e)
 {
   result_shape shape;
   result_sink sink;
-  int code = open_operands(e);
+  int code = embed_open(e);
   if (code == CLI_GO_ON) code = shape_of_result(e, &shape);
   if (code == CLI_GO_ON) code = result_open(&sink, e->command, e->output, e->json, &shape);
   if (code == CLI_GO_ON) {
-    code = e->grad_path ? run_backward(e, &sink) : run_forward(e, &sink);
-    code = result_close(&sink, code);
-    sink.rows = e->grad_path ? e->table.rows : e->bags;
-    if (code == CLI_OK) code = print_report(e, &sink, &shape);
+    code = result_close(&sink, e->grad_path ? run_backward(e, &sink) : run_forward(e, &sink));
+    if (code == CLI_OK) code = result_report(&sink, &shape, &e->bad, "indices");
     json_decref(sink.values);
   }
-  close_operands(e);
+  embed_close(e);
   return code;
 }
 
+/* The options that both have. */
+#define EMBED_OPTIONS(e)                                                                                              \
+  {"--output", CLI_TEXT, &(e).output}, {"--grad", CLI_TEXT, &(e).grad_path}, {"--padding", CLI_NUMBER, &(e).padding}, \
+      {"--bad-index", CLI_CHOICE, &(e).refuse_bad}, {"--device", CLI_TEXT, &(e).device}, PACKED_OPTIONS(e),           \
+      WORK_OPTIONS(e)
+
 int cmd_lookup(int argc, char **argv)
 {
-  embed e = {.command = "lookup", .padding = -1, .as = -1, .device = "cpu"};
-  const cli_option options[] = {{"--output", CLI_TEXT, &e.output},     {"--grad", CLI_TEXT, &e.grad_path},
-                                {"--padding", CLI_NUMBER, &e.padding}, {"--bad-index", CLI_CHOICE, &e.bad},
-                                {"--as", CLI_CHOICE, &e.as},           {"--dim", CLI_COUNT, &e.dim},
-                                {"--device", CLI_TEXT, &e.device},     {"--threads", CLI_THREADS, &e.threads},
-                                {"--quiet", CLI_FLAG, &e.quiet},       {"--json", CLI_FLAG, &e.json}};
+  embed e = {.command = "lookup", .padding = -1, .refuse_bad = 1, .as = -1, .device = "cpu"};
+  const cli_option options[] = {EMBED_OPTIONS(e)};
   const cli_syntax syntax = {"lookup", options, CLI_LENGTH(options), e.words, 2};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
@@ -409,20 +261,12 @@ int cmd_lookup(int argc, char **argv)
 
 int cmd_bag(int argc, char **argv)
 {
-  embed e = {.command = "bag", .bags_given = true, .padding = -1, .as = -1, .device = "cpu"};
-  const cli_option options[] = {{"--output", CLI_TEXT, &e.output},
-                                {"--mode", CLI_CHOICE, &e.mode},
+  embed e = {.command = "bag", .bags_given = true, .mode = MODE_MEAN, .padding = -1, .refuse_bad = 1, .as = -1};
+  e.device = "cpu";
+  const cli_option options[] = {{"--mode", CLI_CHOICE, &e.mode},
                                 {"--offsets", CLI_TEXT, &e.offsets_path},
                                 {"--weights", CLI_TEXT, &e.weights_path},
-                                {"--grad", CLI_TEXT, &e.grad_path},
-                                {"--padding", CLI_NUMBER, &e.padding},
-                                {"--bad-index", CLI_CHOICE, &e.bad},
-                                {"--as", CLI_CHOICE, &e.as},
-                                {"--dim", CLI_COUNT, &e.dim},
-                                {"--device", CLI_TEXT, &e.device},
-                                {"--threads", CLI_THREADS, &e.threads},
-                                {"--quiet", CLI_FLAG, &e.quiet},
-                                {"--json", CLI_FLAG, &e.json}};
+                                EMBED_OPTIONS(e)};
   const cli_syntax syntax = {"bag", options, CLI_LENGTH(options), e.words, 2};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

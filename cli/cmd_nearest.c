@@ -150,8 +150,8 @@ static int print_text(const search *s)
     printf("row %lld%s%s by ", (long long)s->row, own ? " " : "", own ? own : "");
   else
     printf("%s by ", s->query_path);
-  printf("%s\n%4s %10s  %12s  %s\n", sheaf_metric_name((sheaf_metric)s->metric), "", "row", "score",
-         s->names_path ? "name" : "");
+  printf("%s\n%4s %10s  %12s%s\n", sheaf_metric_name((sheaf_metric)s->metric), "", "row", "score",
+         s->names_path ? "  name" : "");
   for (int64_t i = 0; i < s->found; i++) {
     const char *name = row_names_at(&s->names, s->best[i].row);
     printf("%4lld %10lld  %12.9g%s%s\n", (long long)i + 1, (long long)s->best[i].row, s->best[i].score,
@@ -166,9 +166,8 @@ int cmd_nearest(int argc, char **argv)
   search s = {.count = 10, .as = -1, .row = -1};
   const cli_option options[] = {{"--row", CLI_TEXT, &s.row_text},     {"--query", CLI_TEXT, &s.query_path},
                                 {"--count", CLI_COUNT, &s.count},     {"--metric", CLI_CHOICE, &s.metric},
-                                {"--names", CLI_TEXT, &s.names_path}, {"--as", CLI_CHOICE, &s.as},
-                                {"--dim", CLI_COUNT, &s.dim},         {"--threads", CLI_THREADS, &s.threads},
-                                {"--quiet", CLI_FLAG, &s.quiet},      {"--json", CLI_FLAG, &s.json}};
+                                {"--names", CLI_TEXT, &s.names_path}, PACKED_OPTIONS(s),
+                                WORK_OPTIONS(s)};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), &s.table_text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

@@ -192,9 +192,7 @@ int cmd_quantize(int argc, char **argv)
   packing p = {0};
   const cli_option options[] = {{"--to", CLI_CHOICE, &p.to_choice},
                                 {"--output", CLI_TEXT, &p.output},
-                                {"--threads", CLI_THREADS, &p.threads},
-                                {"--quiet", CLI_FLAG, &p.quiet},
-                                {"--json", CLI_FLAG, &p.json}};
+                                WORK_OPTIONS(p)};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), &p.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

@@ -13,14 +13,14 @@ static const char command[] = "segment";
 
 typedef struct segments {
   const char *words[2], *output, *grad_path, *device;
-  int mode, empty, ties, bad, threads, quiet, json;
+  int mode, empty, ties, refuse_bad, threads, quiet, json;
   int64_t count; /* of segments; 0: found from the ids */
   table_file data;
   whole_operand ids_operand, grad;
   int64_t *ids, *order, *starts; /* order: rows by segment; starts: count + 1 places in it */
   bool in_order;                 /* order is 0, 1, 2 ... */
   run_place place;
-  int64_t bad_count, bad_position, bad_value;
+  bad_entries bad;
 } segments;
 
 static int no_memory(int64_t bytes)
@@ -41,13 +41,8 @@ static int check_ids(segments *s)
   bool given = s->count > 0;
   for (int64_t i = 0; !given && i < s->data.rows; i++)
     if (s->ids[i] >= s->count && s->ids[i] < INT64_MAX) s->count = s->ids[i] + 1;
-  for (int64_t i = 0; i < s->data.rows; i++)
-    if (is_bad(s, s->ids[i]) && s->bad_count++ == 0) s->bad_position = i, s->bad_value = s->ids[i];
-  if (!s->bad || !s->bad_count) return CLI_GO_ON;
-  cli_complain(command, "ids: %lld at position %lld is outside 0..%lld; %lld such entr%s", (long long)s->bad_value,
-               (long long)s->bad_position, (long long)s->count - 1, (long long)s->bad_count,
-               s->bad_count == 1 ? "y" : "ies");
-  return CLI_FAILED;
+  s->bad = bad_entries_find(s->ids, s->data.rows, s->count);
+  return s->refuse_bad ? bad_entries_refuse(&s->bad, command, "ids") : CLI_GO_ON;
 }
 
 static int list_rows(segments *s)
@@ -64,7 +59,7 @@ static int list_rows(segments *s)
   for (int64_t i = 2; i <= s->count + 1; i++) s->starts[i] += s->starts[i - 1];
   for (int64_t i = 0; i < s->data.rows; i++) /* afterwards every start has moved to where its list ends */
     if (!is_bad(s, s->ids[i])) s->order[s->starts[s->ids[i] + 1]++] = i;
-  s->in_order = s->bad_count == 0;
+  s->in_order = s->bad.count == 0;
   for (int64_t i = 0; s->in_order && i < s->data.rows; i++) s->in_order = s->order[i] == i;
   return CLI_GO_ON;
 }
@@ -205,36 +200,18 @@ static int run_blocks(segments *s, result_sink *sink)
   return code;
 }
 
-static int print_report(const segments *s, const result_sink *sink, const result_shape *shape)
-{
-  FILE *stream = s->output && strcmp(s->output, "-") == 0 ? stderr : stdout;
-  if (s->json) {
-    json_t *root =
-        json_pack("{s:s, s:s, s:[I, I], s:I}", "command", command, "dtype", sheaf_dtype_name(shape->dtype), "shape",
-                  (json_int_t)shape->shape[0], (json_int_t)shape->shape[1], "bad_indices", (json_int_t)s->bad_count);
-    if (s->output)
-      json_object_set_new(root, "output", json_string(s->output));
-    else
-      json_object_set(root, "values", sink->values);
-    return cli_print_json_to(command, root, stream);
-  }
-  if (s->bad_count)
-    cli_complain(command, "%lld ids outside 0..%lld were skipped; the first is %lld, at position %lld",
-                 (long long)s->bad_count, (long long)s->count - 1, (long long)s->bad_value, (long long)s->bad_position);
-  if (s->output && stream == stdout)
-    printf("%s: %lld rows of %lld %s\n", s->output, (long long)shape->shape[0], (long long)shape->shape[1],
-           sheaf_dtype_name(shape->dtype));
-  return CLI_OK;
-}
-
 int cmd_segment(int argc, char **argv)
 {
-  segments s = {.device = "cpu"};
-  const cli_option options[] = {
-      {"--output", CLI_TEXT, &s.output},   {"--mode", CLI_CHOICE, &s.mode},   {"--segments", CLI_COUNT, &s.count},
-      {"--grad", CLI_TEXT, &s.grad_path},  {"--empty", CLI_CHOICE, &s.empty}, {"--ties", CLI_CHOICE, &s.ties},
-      {"--bad-index", CLI_CHOICE, &s.bad}, {"--device", CLI_TEXT, &s.device}, {"--threads", CLI_THREADS, &s.threads},
-      {"--quiet", CLI_FLAG, &s.quiet},     {"--json", CLI_FLAG, &s.json}};
+  segments s = {.device = "cpu", .refuse_bad = 1};
+  const cli_option options[] = {{"--output", CLI_TEXT, &s.output},
+                                {"--mode", CLI_CHOICE, &s.mode},
+                                {"--segments", CLI_COUNT, &s.count},
+                                {"--grad", CLI_TEXT, &s.grad_path},
+                                {"--empty", CLI_CHOICE, &s.empty},
+                                {"--ties", CLI_CHOICE, &s.ties},
+                                {"--bad-index", CLI_CHOICE, &s.refuse_bad},
+                                {"--device", CLI_TEXT, &s.device},
+                                WORK_OPTIONS(s)};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), s.words, 2};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
@@ -247,7 +224,7 @@ int cmd_segment(int argc, char **argv)
     shape.shape[1] = s.data.dim;
     code = result_open(&sink, command, s.output, s.json, &shape);
     if (code == CLI_GO_ON) code = result_close(&sink, run_blocks(&s, &sink));
-    if (code == CLI_OK) code = print_report(&s, &sink, &shape);
+    if (code == CLI_OK) code = result_report(&sink, &shape, &s.bad, "ids");
   }
   json_decref(sink.values);
   free(s.ids);

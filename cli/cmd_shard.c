@@ -1,11 +1,11 @@
 /* cli/cmd_shard.c: `sheaf shard PART`, and how meshes and placements are written on a command line. */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli_impl.h"
+#include "json_out.h"
 #include "shard_cli.h"
 
 static const struct {
@@ -77,12 +77,8 @@ const char *shard_print_placements(const sheaf_placement *placements, int dims, 
 
 int shard_read_profile(const char *path, sheaf_mesh_profile *profile)
 {
-  json_error_t error;
-  json_t *root = json_load_file(path, 0, &error);
-  if (!root) {
-    cli_complain("shard", "'%s' cannot be read: %s", path, error.text);
-    return 0;
-  }
+  json_t *root = cli_read_json("shard", path);
+  if (!root) return 0;
   profile->latency_us = json_number_value(json_object_get(root, "latency_us"));
   profile->bandwidth_gbs = json_number_value(json_object_get(root, "bandwidth_gbs"));
   profile->memory_gbs = json_number_value(json_object_get(root, "memory_gbs"));

@@ -364,10 +364,10 @@ static int show_one(show *w)
 int cmd_show(int argc, char **argv)
 {
   show w = {.as = -1, .first_rows = 3, .block_count = 4};
-  const cli_option options[] = {
-      {"--rows", CLI_NUMBER, &w.first_rows}, {"--blocks", CLI_COUNT, &w.block_count}, {"--as", CLI_CHOICE, &w.as},
-      {"--dim", CLI_COUNT, &w.dim},          {"--threads", CLI_THREADS, &w.threads},  {"--quiet", CLI_FLAG, &w.quiet},
-      {"--json", CLI_FLAG, &w.json}};
+  const cli_option options[] = {{"--rows", CLI_NUMBER, &w.first_rows},
+                                {"--blocks", CLI_COUNT, &w.block_count},
+                                PACKED_OPTIONS(w),
+                                WORK_OPTIONS(w)};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), &w.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

@@ -81,12 +81,8 @@ static void add_event(trace *t, json_t *item)
 
 static int read_trace(trace *t, const char *path)
 {
-  json_error_t error;
-  t->root = json_load_file(path, 0, &error);
-  if (!t->root) {
-    cli_complain(command, "'%s' cannot be read: %s (line %d)", path, error.text, error.line);
-    return CLI_FAILED;
-  }
+  t->root = cli_read_json(command, path);
+  if (!t->root) return CLI_FAILED;
   json_t *list = json_is_array(t->root) ? t->root : json_object_get(t->root, "traceEvents");
   if (!json_is_array(list)) {
     cli_complain(command, "'%s' is no Chrome trace: it has no list \"traceEvents\"", path);

@@ -29,18 +29,40 @@
   {                                                           \
     "--device", NULL, "NAME", "cpu (default), cuda or cuda:N" \
   }
-#define ISA                                                           \
-  {                                                                   \
-    "--isa", NULL, "scalar|avx2|avx512", "default: the best one here" \
+#define ISA(help)                             \
+  {                                           \
+    "--isa", NULL, "scalar|avx2|avx512", help \
   }
-#define BAD_INDEX(what)                                                                            \
-  {                                                                                                \
-    "--bad-index", NULL, "skip|error", what " outside the table are skipped (default), or refused" \
+#define ENGINE                                        \
+  {                                                   \
+    "--engine", NULL, "NAME", "mpi (default) or self" \
+  }
+#define GRAD(of, whose)                                                                                    \
+  {                                                                                                        \
+    "--grad", NULL, "FILE", "backward: the result's gradient " of "; the output is the " whose " gradient" \
+  }
+#define BAD_INDEX(what, range)                                                                               \
+  {                                                                                                          \
+    "--bad-index", NULL, "skip|error", what " outside " range " are refused (error, the default) or skipped" \
   }
 #define PACKED                                                                                                      \
   {"--as", NULL, "int8|int4", "TABLE holds packed rows of this type; files of 'sheaf quantize' say so themselves"}, \
   {                                                                                                                 \
     "--dim", NULL, "N", "columns of packed rows, where their number is odd"                                         \
+  }
+
+/* What every command on files has, what those have that read packed rows too, and what those have that run ops. */
+#define WORK THREADS, QUIET, JSON
+#define ON_ROWS PACKED, WORK
+#define EMBED(padding_help) \
+  {"--padding", NULL, "ROW", padding_help}, BAD_INDEX("indices", "the table"), PACKED, DEVICE, WORK
+
+/* What every command has that gives results of measurements. */
+#define RESULTS                                                                                                   \
+  {"--json", NULL, NULL, "one object {machine, ceilings, results} instead of a table"},                           \
+      {"--report", NULL, "FILE", "also write one HTML page with charts, which needs no network to be looked at"}, \
+  {                                                                                                               \
+    "--compare", NULL, "FILE", "show ratios to an earlier result of --json; in the page too"                      \
   }
 
 /* ---- Files --------------------------------------------------------------------------------------------------- */
@@ -52,10 +74,7 @@
 
 static const cli_described show_options[] = {{"--rows", NULL, "N", "rows to print from the beginning; default 3"},
                                              {"--blocks", NULL, "N", "blocks of columns to sum up; default 4"},
-                                             PACKED,
-                                             THREADS,
-                                             QUIET,
-                                             JSON};
+                                             ON_ROWS};
 
 static const cli_described nearest_options[] = {
     {"--row", NULL, "ROW", "the row to start from: its number, or its name in --names"},
@@ -63,71 +82,45 @@ static const cli_described nearest_options[] = {
     {"--count", "-k", "N", "how many rows to find; default 10"},
     {"--metric", NULL, "cosine|dot|l2", "what is near; default cosine. l2 is the squared distance, least first"},
     {"--names", NULL, "FILE", "names of rows: a line each; or a JSON vocabulary, such as vocab.json or tokenizer.json"},
-    PACKED,
-    THREADS,
-    QUIET,
-    JSON};
+    ON_ROWS};
 
 static const cli_described quantize_options[] = {
     {"--to", NULL, "int8|int4", "the type of the packed rows; default int8"},
     OUTPUT("where the packed rows go, .npy or .safetensors; '-' is npy on stdout; default: only the report"),
-    THREADS,
-    QUIET,
-    JSON};
+    WORK};
 
 static const cli_described dequantize_options[] = {
     {"--to", NULL, "f32|f64|f16|bf16", "the type of the result; default f32"},
     OUTPUT("where the rows go, .npy or .safetensors; '-' is npy on stdout. Must be given"),
-    PACKED,
-    THREADS,
-    QUIET,
-    JSON};
+    ON_ROWS};
 
 static const cli_described convert_options[] = {
     {"--to", NULL, "f32|f64|f16|bf16|i32|i64", "the type of the result; default: as it is"},
     OUTPUT("where the tensor goes, .npy or .safetensors; '-' is npy on stdout. Must be given"),
-    THREADS,
-    QUIET,
-    JSON};
+    WORK};
 
-static const cli_described lookup_options[] = {
-    RESULT,
-    {"--grad", NULL, "FILE", "backward: the result's gradient [N, D]; the output is the table's gradient [V, D]"},
-    {"--padding", NULL, "ROW", "an index that gives zeros, and gets no gradient"},
-    BAD_INDEX("indices"),
-    PACKED,
-    DEVICE,
-    THREADS,
-    QUIET,
-    JSON};
+static const cli_described lookup_options[] = {RESULT, GRAD("[N, D]", "table's [V, D]"),
+                                               EMBED("an index that gives zeros, and gets no gradient")};
 
 static const cli_described bag_options[] = {
     RESULT,
-    {"--mode", NULL, "sum|mean|max", "what is done with the rows of a bag; default sum"},
+    {"--mode", NULL, "sum|mean|max", "what is done with the rows of a bag; default mean"},
     {"--offsets", NULL, "FILE", "where each bag begins in INDICES; default: INDICES is a matrix, a bag in each row"},
     {"--weights", NULL, "FILE", "a weight for every index (sum and mean)"},
-    {"--grad", NULL, "FILE", "backward: the result's gradient [B, D]; the output is the table's gradient [V, D]"},
-    {"--padding", NULL, "ROW", "an index that is left out"},
-    BAD_INDEX("indices"),
-    PACKED,
-    DEVICE,
-    THREADS,
-    QUIET,
-    JSON};
+    GRAD("[B, D]", "table's [V, D]"),
+    EMBED("an index that is left out")};
 
 static const cli_described segment_options[] = {
     RESULT,
     {"--mode", NULL, "sum|mean|max|min|prod", "what is done with the rows of a segment; default sum"},
     {"--segments", NULL, "N", "how many there are; default: the largest id and one"},
-    {"--grad", NULL, "FILE", "backward: the result's gradient [S, D]; the output is the data's gradient [N, D]"},
+    GRAD("[S, D]", "data's [N, D]"),
     {"--empty", NULL, "neutral|identity",
      "what a segment without rows gives: 0, or for prod 1 (default); or the mode's own"},
     {"--ties", NULL, "first|split", "backward of max and min: who gets the gradient of equal rows; default first"},
-    BAD_INDEX("ids"),
+    BAD_INDEX("ids", "the segments"),
     DEVICE,
-    THREADS,
-    QUIET,
-    JSON};
+    WORK};
 
 /* ---- Machine ------------------------------------------------------------------------------------------------- */
 
@@ -135,7 +128,7 @@ static const cli_described info_options[] = {JSON};
 static const cli_described kernels_options[] = {{"--json", NULL, NULL, "an array of objects instead of a table"}};
 
 static const cli_described verify_options[] = {
-    ISA,
+    ISA("default: the best one here"),
     {"--threads", NULL, "N", "the most threads a run may use; above 1, small cases are split among them too"},
     DEVICE,
     {"--verbose", NULL, NULL, "name the cases that pass as well"},
@@ -150,26 +143,24 @@ static const cli_described demo_options[] = {
 
 static const cli_described bench_options[] = {
     {"--threads", NULL, "N", "threads of cases and ceilings; default: one, then as many as the library takes"},
-    {"--isa", NULL, "scalar|avx2|avx512", "default: the best one here. Ceilings always take the best"},
+    ISA("default: the best one here. Ceilings always take the best"),
     {"--seconds", NULL, "S", "how long to measure each case, about; default 1, with --quick 0.2"},
     {"--quick", NULL, NULL, "the most telling cases only, in under a minute"},
     {"--grid", NULL, NULL, "every width, length, spread, dtype and mode of bags (2100 cases)"},
-    {"--json", NULL, NULL, "one object {machine, ceilings, results} instead of a table"},
-    {"--report", NULL, "FILE", "also write one HTML page with charts, which needs no network to be looked at"},
-    {"--compare", NULL, "FILE", "show ratios to an earlier result of --json; in the page too"},
+    RESULTS,
     {"--from", NULL, "FILE", "take the results of an earlier --json instead of measuring, for --report and --compare"},
     {"--list", NULL, NULL, "name the cases and run none"},
     {"--device", NULL, "NAME",
-     "cuda or cuda:N: cases of its own on that device, beside its copy bandwidth; words are filters"}};
+     "cuda or cuda:N: cases of its own on that device, beside its copy bandwidth; all words are filters"}};
 
 static const cli_described bench_shard_options[] = {
-    {"--engine", NULL, "NAME", "mpi (default) or self"},
+    ENGINE,
     {"--rows", NULL, "N", "rows of the table; default 131072"},
     {"--dim", NULL, "N", "columns; default 64"},
     {"--indices", NULL, "N", "indices of a batch, in bags of 16; default 131072"},
     {"--runs", NULL, "N", "runs of each, of which the median counts; default 11"},
     {"--threads", NULL, "N", "of each rank; default: the machine's, divided among the ranks"},
-    JSON};
+    RESULTS};
 
 static const cli_described shard_plan_options[] = {
     {"--mesh", NULL, "SIZES", "ranks along each mesh dimension, as 2x4"},
@@ -194,7 +185,7 @@ static const cli_described shard_verify_options[] = {JSON};
 
 static const cli_described shard_profile_options[] = {
     {"--save", NULL, "FILE", "where to store the profile (rank 0 writes it)"},
-    {"--engine", NULL, "NAME", "mpi (default) or self"},
+    ENGINE,
     {"--megabytes", NULL, "N", "size of the large tensors, of each rank; default 32"},
     JSON};
 
@@ -268,14 +259,12 @@ const cli_command cli_commands[] = {
      "ways "
      "of which the best counts), then runs cases, each in turn with the ceiling that fits it, on cold rows. Shows the "
      "median time with its spread, GB/s of bytes that had to move, and that as a fraction of the ceiling.\n\n"
-     "SUITE is lookup, bag, backward, segment, small, pathology or all (the default); or dispatch, which measures what "
-     "ops "
-     "and layers add to a small call; or shard, under mpirun, which measures ops over ranks and has a --help of its "
-     "own. "
-     "Only cases whose name holds every FILTER are run: 'sheaf bench bag f16 D128'. The column 'quiet' is the fraction "
-     "with "
-     "both sides at their 90th percentile, which a busy machine disturbs least; runs that the kernel interrupts are "
-     "repeated. Needs up to 11 GB of memory; cases that want more than there is are passed over.",
+     "SUITE is lookup, bag, backward, segment, small, pathology, dispatch (what ops and layers add to a small call), "
+     "shard (ops over ranks; with a --help of its own, for mpirun), or all, the default, in which shard is one rank "
+     "alone. Only cases whose name holds every FILTER are run: 'sheaf bench bag f16 D128'. The column 'quiet' is the "
+     "fraction with both sides at their 90th percentile, which a busy machine disturbs least; runs that the kernel "
+     "interrupts are repeated. 'target' is the fraction that is aimed at (of suite small: the time in ns), with a '!' "
+     "where it is not reached. Needs up to 11 GB of memory; cases that want more than there is are passed over.",
      WITH(bench_options), cmd_bench},
     {"bench shard", "", "ops over ranks, beside the engine's own collectives",
      "Under mpirun. Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows. For each: "

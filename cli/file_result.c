@@ -34,7 +34,7 @@ static int open_writer(result_sink *sink, const result_shape *shape)
 
 int result_open(result_sink *sink, const char *command, const char *path, int json, const result_shape *shape)
 {
-  *sink = (result_sink){.command = command, .path = path, .dtype = shape->dtype};
+  *sink = (result_sink){.command = command, .path = path, .json = json, .dtype = shape->dtype};
   sink->dim = shape->rank ? shape->shape[shape->rank - 1] : 1;
   sink->row_bytes = sheaf_dtype_row_bytes(shape->dtype, sink->dim);
   if (path) return open_writer(sink, shape);
@@ -85,4 +85,61 @@ int result_close(result_sink *sink, int code)
   if (sink->writer && sheaf_io_write_end(sink->writer, keep) != SHEAF_OK) code = cli_failed(sink->command);
   sink->writer = NULL;
   return sink->failed ? CLI_FAILED : code;
+}
+
+/* ---- Reports ------------------------------------------------------------------------------------------------- */
+
+bad_entries bad_entries_find(const int64_t *numbers, int64_t count, int64_t limit)
+{
+  bad_entries bad = {.limit = limit};
+  for (int64_t i = 0; i < count; i++)
+    if ((numbers[i] < 0 || numbers[i] >= limit) && bad.count++ == 0) bad.position = i, bad.value = numbers[i];
+  return bad;
+}
+
+/* "indices: -7 at position 9 is outside 0..199; 2 such entries", after `before`. */
+static void complain_of_bad(const bad_entries *bad, const char *command, const char *before, const char *what)
+{
+  char range[48] = "an empty range";
+  if (bad->limit > 0) snprintf(range, sizeof range, "0..%lld", (long long)bad->limit - 1);
+  cli_complain(command, "%s%s: %lld at position %lld is outside %s; %lld such entr%s", before, what,
+               (long long)bad->value, (long long)bad->position, range, (long long)bad->count,
+               bad->count == 1 ? "y" : "ies");
+}
+
+int bad_entries_refuse(const bad_entries *bad, const char *command, const char *what)
+{
+  if (bad->count == 0) return CLI_GO_ON;
+  complain_of_bad(bad, command, "", what);
+  return CLI_FAILED;
+}
+
+static json_t *report_to_json(const result_sink *sink, const result_shape *shape, const bad_entries *bad)
+{
+  json_t *extents = json_array();
+  for (int i = 0; i < shape->rank; i++) json_array_append_new(extents, json_integer(shape->shape[i]));
+  json_t *root = json_pack("{s:s, s:s, s:o, s:I}", "command", sink->command, "dtype", sheaf_dtype_name(shape->dtype),
+                           "shape", extents, "bad_indices", (json_int_t)bad->count);
+  if (bad->count) {
+    json_object_set_new(root, "first_bad_position", json_integer(bad->position));
+    json_object_set_new(root, "first_bad_index", json_integer(bad->value));
+  }
+  if (sink->path)
+    json_object_set_new(root, "output", json_string(sink->path));
+  else
+    json_object_set(root, "values", sink->values);
+  return root;
+}
+
+int result_report(const result_sink *sink, const result_shape *shape, const bad_entries *bad, const char *what)
+{
+  FILE *stream = sink->path && strcmp(sink->path, "-") == 0 ? stderr : stdout;
+  if (sink->json) return cli_print_json_to(sink->command, report_to_json(sink, shape, bad), stream);
+  if (bad->count) complain_of_bad(bad, sink->command, "skipped ", what);
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < shape->rank; i++) rows *= shape->shape[i];
+  if (sink->path && stream == stdout)
+    printf("%s: %lld row%s of %lld %s\n", sink->path, (long long)rows, rows == 1 ? "" : "s",
+           (long long)shape->shape[shape->rank - 1], sheaf_dtype_name(shape->dtype));
+  return CLI_OK;
 }

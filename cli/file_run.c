@@ -1,6 +1,5 @@
 /* cli/file_run.c: runs a plan on operands in host memory; on a device, takes them there and the results back. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "files.h"
 
@@ -82,46 +81,44 @@ static void release(run_memory *memory, sheaf_plan *plan, int count)
   sheaf_plan_free(plan);
 }
 
-static sheaf_status prepare(run_memory *memory, const run_place *place, const sheaf_plan *plan,
-                            const run_operand *operands, int count)
+/* Runs a plan, which it frees, on operands that it has put into one of the two args. */
+static sheaf_status run_plan(const run_place *place, sheaf_plan *plan, const sheaf_embedding_args *embedding,
+                             const sheaf_segment_args *segment, const run_operand *operands, int count)
 {
-  memset(memory, 0, sizeof *memory);
-  memory->place = place;
-  sheaf_status status = make_workspace(memory, plan);
-  for (int i = 0; i < count && status == SHEAF_OK; i++) status = set_operand(memory, i, &operands[i]);
+  run_memory memory = {.place = place};
+  sheaf_status status = make_workspace(&memory, plan);
+  for (int i = 0; i < count && status == SHEAF_OK; i++) status = set_operand(&memory, i, &operands[i]);
+  if (status == SHEAF_OK)
+    status = embedding ? sheaf_embedding_run(plan, memory.workspace, memory.workspace_bytes, NULL, embedding)
+                       : sheaf_segment_run(plan, memory.workspace, memory.workspace_bytes, NULL, segment);
+  if (status == SHEAF_OK) status = fetch_outputs(&memory, operands, count);
+  release(&memory, plan, count);
   return status;
+}
+
+static sheaf_preference preference_of(const run_place *place)
+{
+  sheaf_preference preference = SHEAF_PREFERENCE_INIT;
+  preference.threads = place->threads;
+  return preference;
 }
 
 sheaf_status run_embedding(const run_place *place, sheaf_embedding_desc *desc, sheaf_embedding_args *args,
                            run_operand *operands, int count)
 {
-  sheaf_preference preference = SHEAF_PREFERENCE_INIT;
+  sheaf_preference preference = preference_of(place);
   sheaf_plan *plan;
-  run_memory memory;
-  preference.threads = place->threads;
   desc->device = place->device;
   sheaf_status status = sheaf_embedding_select(desc, &preference, &plan);
-  if (status != SHEAF_OK) return status;
-  status = prepare(&memory, place, plan, operands, count);
-  if (status == SHEAF_OK) status = sheaf_embedding_run(plan, memory.workspace, memory.workspace_bytes, NULL, args);
-  if (status == SHEAF_OK) status = fetch_outputs(&memory, operands, count);
-  release(&memory, plan, count);
-  return status;
+  return status == SHEAF_OK ? run_plan(place, plan, args, NULL, operands, count) : status;
 }
 
 sheaf_status run_segment(const run_place *place, sheaf_segment_desc *desc, sheaf_segment_args *args,
                          run_operand *operands, int count)
 {
-  sheaf_preference preference = SHEAF_PREFERENCE_INIT;
+  sheaf_preference preference = preference_of(place);
   sheaf_plan *plan;
-  run_memory memory;
-  preference.threads = place->threads;
   desc->device = place->device;
   sheaf_status status = sheaf_segment_select(desc, &preference, &plan);
-  if (status != SHEAF_OK) return status;
-  status = prepare(&memory, place, plan, operands, count);
-  if (status == SHEAF_OK) status = sheaf_segment_run(plan, memory.workspace, memory.workspace_bytes, NULL, args);
-  if (status == SHEAF_OK) status = fetch_outputs(&memory, operands, count);
-  release(&memory, plan, count);
-  return status;
+  return status == SHEAF_OK ? run_plan(place, plan, NULL, args, operands, count) : status;
 }

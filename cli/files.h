@@ -8,6 +8,13 @@
 
 #include "cli_impl.h"
 
+/* ---- Options that commands on files have in common, for the struct they are read into ---------------------------- */
+
+#define WORK_OPTIONS(of) \
+  {"--threads", CLI_THREADS, &(of).threads}, {"--quiet", CLI_FLAG, &(of).quiet}, { "--json", CLI_FLAG, &(of).json }
+#define PACKED_OPTIONS(of) \
+  {"--as", CLI_CHOICE, &(of).as}, { "--dim", CLI_COUNT, &(of).dim }
+
 /* ---- A table, of which one window is in memory: file_table.c ---------------------------------------------------- */
 
 typedef struct table_file {
@@ -93,10 +100,11 @@ bool rows_to_f32(const table_file *table, const char *rows, int64_t count, float
 /* Rows that go to a file, to stdout as npy, or are printed. */
 typedef struct result_sink {
   const char *command, *path; /* path NULL: printed */
+  int json;
   sheaf_io_writer *writer;
   json_t *values; /* --json without a file */
   sheaf_dtype dtype;
-  int64_t dim, row_bytes, rows;
+  int64_t dim, row_bytes;
   bool failed;
 } result_sink;
 
@@ -114,6 +122,19 @@ bool result_append(result_sink *sink, const void *data, int64_t rows);
 
 /* Keeps the file when `code` is CLI_OK, else removes it; an exit code. */
 int result_close(result_sink *sink, int code);
+
+/* Numbers that name no row, nor segment, of `limit`. */
+typedef struct bad_entries {
+  int64_t count, position, value, limit; /* the first one's place and value */
+} bad_entries;
+
+bad_entries bad_entries_find(const int64_t *numbers, int64_t count, int64_t limit);
+
+/* CLI_GO_ON where there are none, else CLI_FAILED after a complaint; `what` is "indices" or "ids". */
+int bad_entries_refuse(const bad_entries *bad, const char *command, const char *what);
+
+/* What was written and what was skipped, as text or JSON: an exit code. Where stdout has the result, on stderr. */
+int result_report(const result_sink *sink, const result_shape *shape, const bad_entries *bad, const char *what);
 
 /* ---- Running plans on host memory, on any device: file_run.c ----------------------------------------------------- */
 

@@ -1,7 +1,9 @@
 /* cli/json_out.c: JSON as output. */
 #include "json_out.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli_impl.h"
 
@@ -18,4 +20,16 @@ int cli_print_json_to(const char *command, json_t *root, FILE *stream)
   /* A write that failed is reported by main, once for all output. */
   if (!ferror(stream)) cli_complain(command, "no JSON could be made of it: out of memory, or a path that is not UTF-8");
   return CLI_FAILED;
+}
+
+json_t *cli_read_json(const char *command, const char *path)
+{
+  json_error_t error;
+  errno = 0;
+  json_t *root = json_load_file(path, 0, &error);
+  if (!root && error.line > 0)
+    cli_complain(command, "'%s' is no JSON: line %d: %s", path, error.line, error.text);
+  else if (!root)
+    cli_complain(command, "'%s' cannot be read: %s", path, errno ? strerror(errno) : error.text);
+  return root;
 }

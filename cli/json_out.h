@@ -12,4 +12,7 @@ int cli_print_json(const char *command, json_t *root);
 /* The same elsewhere: where stdout carries data, reports go to stderr. */
 int cli_print_json_to(const char *command, json_t *root, FILE *stream);
 
+/* A file of JSON; NULL after a complaint. */
+json_t *cli_read_json(const char *command, const char *path);
+
 #endif

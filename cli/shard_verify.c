@@ -202,14 +202,10 @@ int shard_verify(int argc, char **argv)
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   if (!path) return cli_misused("shard verify", "no file of cases is given");
-  json_error_t error;
-  json_t *root = json_load_file(path, 0, &error);
+  json_t *root = cli_read_json("shard verify", path);
   const json_t *cases = json_object_get(root, "cases");
   if (!json_is_array(cases)) {
-    if (root)
-      cli_complain("shard verify", "'%s' has no list of cases", path);
-    else
-      cli_complain("shard verify", "'%s' cannot be read: %s (line %d)", path, error.text, error.line);
+    if (root) cli_complain("shard verify", "'%s' has no list of cases", path);
     json_decref(root);
     return CLI_USAGE;
   }

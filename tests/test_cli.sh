@@ -221,7 +221,7 @@ valid_json
 stdout_has "\"extra_ns\":"
 expect "bench --list" 0 bench --list
 for case in "^lookup .*V10M-uniform$" "^bag .*-D256-L80-V10M-uniform$" "^backward .*-1.05$" "^segment .*-S62500-1.05$" \
-  "^pathology .*-4KiB_pages$" "^small .*select$"; do
+  "^pathology .*-4KiB_pages$" "^small .*select$" "^dispatch .*Tracer$" "^shard .*backward, dispatch$"; do
   stdout_has "$case"
 done
 expect "bench --list with filters" 0 bench --list bag F16 d128

@@ -40,9 +40,9 @@ def main():
       times.setdefault(name, []).append(nanoseconds(call))
     report = subprocess.run([options.command, "bench", "dispatch", "--seconds", "0.05", "--json"], check=True,
                             capture_output=True, text=True)
-    for line in json.loads(report.stdout)["dispatch"]:
-      if line["name"].startswith(("plan run", "op, ", "Autograd")):
-        times.setdefault("sheaf: " + line["name"], []).append(line["ns"])
+    for line in json.loads(report.stdout)["results"]:
+      if line["case"].startswith(("plan run", "op, ", "Autograd")):
+        times.setdefault("sheaf: " + line["case"], []).append(line["ns"])
   print(f"PyTorch {torch.__version__}, one thread; a lookup of one row of {DIM} floats, medians of {options.rounds} rounds")
   for name, values in times.items():
     print(f"{name:42} {statistics.median(values):8.0f} ns")

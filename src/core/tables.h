@@ -20,8 +20,8 @@
 SHF_ROW_TABLES(SHF_X)
 #undef SHF_X
 
-/* Nearest rows: one function per kernel file. */
-#define SHF_X(isa, element, rows) extern shf_nearest_fn shf_nearest_##isa##_##element;
+/* Nearest rows: one kernel per file. */
+#define SHF_X(isa, element, rows) extern const shf_nearest_kernel shf_nearest_##isa##_##element;
 SHF_ROW_TABLES(SHF_X)
 #undef SHF_X
 

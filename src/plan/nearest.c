@@ -79,12 +79,11 @@ static void put_in_order(nearest_heap *heap)
 
 /* ---- The search ---- */
 
-enum { SCORED_ROWS = 64 };
-
 typedef struct nearest_search {
   const sheaf_nearest_desc *desc;
   shf_nearest_job job;
-  shf_nearest_fn *kernel;
+  const shf_nearest_kernel *kernel;
+  shf_nearest_filter filter;
   nearest_heap *heaps; /* one per thread */
   int threads;
 } nearest_search;
@@ -95,11 +94,13 @@ static void search_share(void *context, int thread)
   const sheaf_nearest_desc *desc = search->desc;
   nearest_heap *heap = &search->heaps[thread];
   int64_t last = shf_plan_share(desc->rows, thread + 1, search->threads);
-  double scores[SCORED_ROWS];
-  for (int64_t row = shf_plan_share(desc->rows, thread, search->threads); row < last; row += SCORED_ROWS) {
-    int64_t count = last - row < SCORED_ROWS ? last - row : SCORED_ROWS;
-    search->kernel(&search->job, row, count, scores);
-    for (int64_t i = 0; i < count; i++) {
+  double scores[SHF_NEAREST_ROWS];
+  for (int64_t row = shf_plan_share(desc->rows, thread, search->threads); row < last; row += SHF_NEAREST_ROWS) {
+    int rows = last - row < SHF_NEAREST_ROWS ? (int)(last - row) : SHF_NEAREST_ROWS;
+    double limit = heap->count == heap->room ? heap->at[0].score : NAN;
+    uint64_t scored = search->kernel->score(&search->job, row, rows, limit, scores);
+    for (; scored; scored &= scored - 1) {
+      int i = __builtin_ctzll(scored);
       if (is_too_far(heap, scores[i])) continue;
       sheaf_neighbour candidate = {desc->first_row + row + i, scores[i]};
       if (!desc->has_excluded || candidate.row != desc->excluded) offer(heap, candidate);
@@ -114,7 +115,7 @@ static double norm_of_query(const nearest_search *search, sheaf_dtype dtype)
       .rows = search->job.query, .dim = search->job.dim, .metric = SHEAF_METRIC_DOT, .query = search->job.query};
   double square;
   unsigned mode = shf_core_fp_enter();
-  shf_plan_nearest_kernel(dtype)(&alone, 0, 1, &square);
+  shf_plan_nearest_kernel(dtype)->score(&alone, 0, 1, NAN, &square);
   double norm = dtype == SHEAF_F64 ? sqrt(square) : (double)sqrtf((float)square);
   shf_core_fp_leave(mode);
   return norm;
@@ -161,21 +162,33 @@ static sheaf_status bind(nearest_search *search, const sheaf_operand *table, con
   return SHEAF_OK;
 }
 
-/* Room for `each` neighbours per thread in one block, after the heaps themselves. */
+static void make_filter(nearest_search *search, int8_t *weights, int most_weight)
+{
+  const sheaf_nearest_desc *desc = search->desc;
+  unsigned mode = shf_core_fp_enter();
+  if (shf_plan_filter_make(&search->filter, weights, desc->dtype, search->job.query, desc->dim, most_weight))
+    search->job.filter = &search->filter;
+  shf_core_fp_leave(mode);
+}
+
+/* Room for the heaps, for the weights of a filter, and for `each` neighbours per thread, in one block. */
 static sheaf_status run_search(nearest_search *search, int64_t each, sheaf_neighbour *best, int64_t *count)
 {
-  size_t heap_bytes = (size_t)shf_align64((int64_t)sizeof(nearest_heap) * search->threads);
+  const sheaf_nearest_desc *desc = search->desc;
+  int64_t heap_bytes = shf_align64((int64_t)sizeof(nearest_heap) * search->threads);
+  int most_weight = search->kernel->most_weight ? search->kernel->most_weight() : 0;
+  int64_t filter_bytes = most_weight ? shf_plan_filter_bytes(desc->dtype, desc->dim) : 0;
   int64_t cells = each, bytes = sizeof(sheaf_neighbour);
   if (!shf_plan_multiply(&cells, search->threads) || !shf_plan_multiply(&bytes, cells) ||
-      __builtin_add_overflow(bytes, (int64_t)heap_bytes, &bytes))
+      __builtin_add_overflow(bytes, heap_bytes + filter_bytes, &bytes))
     return shf_core_no_memory("a list of neighbours", SIZE_MAX);
   char *block = shf_core_alloc((size_t)bytes);
   if (!block) return shf_core_no_memory("the lists of neighbours", (size_t)bytes);
   search->heaps = (nearest_heap *)(void *)block;
-  sheaf_neighbour *lists = (sheaf_neighbour *)(void *)(block + heap_bytes);
+  if (filter_bytes) make_filter(search, (int8_t *)(block + heap_bytes), most_weight);
+  sheaf_neighbour *lists = (sheaf_neighbour *)(void *)(block + heap_bytes + filter_bytes);
   for (int t = 0; t < search->threads; t++)
-    search->heaps[t] =
-        (nearest_heap){.at = lists + t * each, .room = each, .least = search->desc->metric == SHEAF_METRIC_L2};
+    search->heaps[t] = (nearest_heap){.at = lists + t * each, .room = each, .least = desc->metric == SHEAF_METRIC_L2};
   nearest_heap *all = &search->heaps[0];
   for (int64_t i = 0; i < *count; i++) offer(all, best[i]);
   shf_plan_parallel(search->threads, search_share, search);

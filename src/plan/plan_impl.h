@@ -105,7 +105,13 @@ const shf_kernel_row *shf_plan_rows(sheaf_arch arch, sheaf_dtype element, int *c
 sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
 
 /* What scores rows of this type on the instruction set in use, or NULL. */
-shf_nearest_fn *shf_plan_nearest_kernel(sheaf_dtype element);
+const shf_nearest_kernel *shf_plan_nearest_kernel(sheaf_dtype element);
+
+/* nearest_filter.c: the weights' bytes, 0 where no filter is to be had, and the filter in so much memory of the caller's.
+ * False: the query is not fit for one. */
+int64_t shf_plan_filter_bytes(sheaf_dtype dtype, int64_t dim);
+int shf_plan_filter_make(shf_nearest_filter *filter, int8_t *weights, sheaf_dtype dtype, const float *query, int64_t dim,
+                         int most_weight);
 
 /* Whether a CPU kernel runs where `isa` is what there is. */
 int shf_plan_runs_on(sheaf_arch arch, sheaf_isa isa);

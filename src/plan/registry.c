@@ -8,11 +8,11 @@
 typedef struct row_table {
   const shf_kernel_row *rows;
   int count;
-  shf_nearest_fn *nearest;
+  const shf_nearest_kernel *nearest;
 } row_table;
 
 static const row_table tables[] = {
-#define SHF_X(isa, element, rows) {shf_kernels_##isa##_##element, rows, shf_nearest_##isa##_##element},
+#define SHF_X(isa, element, rows) {shf_kernels_##isa##_##element, rows, &shf_nearest_##isa##_##element},
     SHF_ROW_TABLES(SHF_X)
 #undef SHF_X
 };
@@ -42,7 +42,7 @@ const shf_kernel_row *shf_plan_rows(sheaf_arch arch, sheaf_dtype element, int *c
   return NULL;
 }
 
-shf_nearest_fn *shf_plan_nearest_kernel(sheaf_dtype element)
+const shf_nearest_kernel *shf_plan_nearest_kernel(sheaf_dtype element)
 {
   for (int i = 0; i < TABLES; i++) /* best instruction set first */
     if (tables[i].rows->element == element && shf_plan_runs_on(tables[i].rows->arch, sheaf_isa_current()))

@@ -166,8 +166,10 @@ sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_
     at += snprintf(reason + at, room - (size_t)at, " with the table left in place (%lld would move it)",
                    (long long)moving);
   if (second && at > 0 && (size_t)at < room)
-    at += snprintf(reason + at, room - (size_t)at, ", the next best takes %.4g us and moves %.4g bytes instead of %.4g",
-                   second->microseconds, second->bytes_moved, best->bytes_moved);
+    at += snprintf(reason + at, room - (size_t)at, ", the next best takes %.4g us", second->microseconds);
+  if (second && second->bytes_moved != best->bytes_moved && at > 0 && (size_t)at < room)
+    at += snprintf(reason + at, room - (size_t)at, " and moves %.4g bytes instead of %.4g", second->bytes_moved,
+                   best->bytes_moved);
   if (too_large && at > 0 && (size_t)at < room)
     snprintf(reason + at, room - (size_t)at, "; %lld do not fit the memory limit", (long long)too_large);
   return SHEAF_OK;

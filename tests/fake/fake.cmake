@@ -18,3 +18,10 @@ function(add_paper_test name source)
 endfunction()
 add_paper_test(test_ops_on_device ${CMAKE_CURRENT_LIST_DIR}/../gpu/gpu_ops.c)
 add_paper_test(test_device_faults ${CMAKE_CURRENT_LIST_DIR}/test_device_faults.c)
+
+# The commands on files, with --device.
+if(TARGET sheaf_cli)
+  add_sheaf_test(test_files_on_device bash ${CMAKE_CURRENT_LIST_DIR}/../scripts/check_device.sh $<TARGET_FILE:sheaf_cli>
+                 $<TARGET_FILE:fake_cuda> $<TARGET_FILE:sheaf> $<TARGET_SONAME_FILE_NAME:sheaf>)
+  set_tests_properties(test_files_on_device PROPERTIES LABELS command)
+endif()

@@ -2,8 +2,8 @@
 # Everything that needs a CUDA device: builds, proves the bits, replays the reference vectors, feeds bad input, runs the
 # sanitizers, measures. On a machine with a device and nvcc:
 #
-#   tests/gpu/run.sh [step ...]      steps: build bits ops large faults ranks verify jit sanitize demo bench peers
-#                                    default: build bits ops faults ranks verify sanitize demo bench
+#   tests/gpu/run.sh [step ...]      steps: build bits ops files large faults ranks verify jit sanitize demo bench peers
+#                                    default: build bits ops files faults ranks verify sanitize demo bench
 #
 # BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`, BENCH_RUNS=n (medians).
 # Ends with a line for each step; the exit code is the number of steps that failed.
@@ -14,7 +14,7 @@ BUILD=${BUILD:-build-gpu}
 JOBS=${JOBS:-$(nproc)}
 CMAKE_ARGS=${CMAKE_ARGS:-}
 BENCH=${BENCH:-}
-steps=${*:-build bits ops faults ranks verify sanitize demo bench}
+steps=${*:-build bits ops files faults ranks verify sanitize demo bench}
 logs=$BUILD/gpu-logs
 export SHEAF_PLUGIN_PATH=$PWD/$BUILD OMP_WAIT_POLICY=passive
 
@@ -52,6 +52,9 @@ bits() {
 }
 
 ops() { "$BUILD/tests/gpu/gpu_ops"; }
+
+# The command line on files: the same bytes as on the CPU.
+files() { tests/scripts/check_device.sh "$BUILD/sheaf"; }
 
 faults() { "$BUILD/tests/gpu/gpu_faults"; }
 

@@ -82,12 +82,26 @@ FORCE_INLINE acc vec_fold(vec a)
   __m128d b = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
   return _mm_cvtsd_f64(_mm_add_sd(b, _mm_unpackhi_pd(b, b)));
 }
+FORCE_INLINE void vec_fold_four(acc *to, const vec *p)
+{
+  for (int i = 0; i < 4; i++) to[i] = vec_fold(p[i]);
+}
 #else
 FORCE_INLINE acc vec_fold(vec a)
 {
   __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+FORCE_INLINE void vec_fold_four(acc *to, const vec *p)
+{
+  __m256 a = p[0], b = p[1], c = p[2], d = p[3];
+  __m256 ac = _mm256_add_ps(_mm256_permute2f128_ps(a, c, 0x20), _mm256_permute2f128_ps(a, c, 0x31));
+  __m256 bd = _mm256_add_ps(_mm256_permute2f128_ps(b, d, 0x20), _mm256_permute2f128_ps(b, d, 0x31));
+  __m256 two = _mm256_add_ps(_mm256_shuffle_ps(ac, bd, 0x44), _mm256_shuffle_ps(ac, bd, 0xEE)); /* a a b b, c c d d */
+  __m256 one = _mm256_add_ps(two, _mm256_movehdup_ps(two));
+  __m256 even = _mm256_permutevar8x32_ps(one, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+  _mm_storeu_ps(to, _mm256_castps256_ps128(even));
 }
 #endif
 FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return FLOAT_WORD(blendv)(no, yes, m); }
@@ -116,6 +130,7 @@ FORCE_INLINE vec vec_most(vec x, vec best) { return FLOAT_WORD(max)(x, best); }
 FORCE_INLINE vec vec_least(vec x, vec best) { return FLOAT_WORD(min)(x, best); }
 FORCE_INLINE int vec_any_nan(vec a) { return FLOAT_WORD(movemask)(VEC_COMPARE(a, a, _CMP_UNORD_Q)) != 0; }
 FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ); }
+FORCE_INLINE unsigned vmask_bits(vmask m) { return (unsigned)FLOAT_WORD(movemask)(m); }
 
 #if !ELEMENT_WIDE
 /* AVX2 has no masks for 16-bit and 8-bit lanes: a part goes through a buffer. */

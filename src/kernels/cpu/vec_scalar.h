@@ -13,6 +13,8 @@
  *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
  *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
  *   vec_fold                   all lanes, added by halves: lane j takes j + VEC_LANES / 2, and so on down to one
+ *   vec_fold_four(to, p)       the same of four vectors, which takes fewer steps than one by one
+ *   vmask_bits                 a bit for each lane that says yes
  *   run_of_i32, ...            how many of sixteen numbers, of which those that equal `key` come first, equal it
  */
 #ifndef SHF_KERNELS_VEC_SCALAR_H
@@ -60,6 +62,7 @@ FORCE_INLINE vec vec_sqrt(vec a) { return __builtin_sqrt(a); }
 FORCE_INLINE vec vec_sqrt(vec a) { return __builtin_sqrtf(a); }
 #endif
 FORCE_INLINE acc vec_fold(vec a) { return a; }
+FORCE_INLINE void vec_fold_four(acc *to, const vec *p) { memcpy(to, p, 4 * sizeof *to); }
 
 /* Whether x takes the place of best: greater (less), or the first NaN. */
 FORCE_INLINE vmask vec_above(vec x, vec best) { return !(x <= best) && best == best; }
@@ -72,6 +75,7 @@ FORCE_INLINE vec vec_most(vec x, vec best) { return x > best ? x : best; }
 FORCE_INLINE vec vec_least(vec x, vec best) { return x < best ? x : best; }
 FORCE_INLINE int vec_any_nan(vec a) { return a != a; }
 FORCE_INLINE vmask vec_equal(vec a, vec b) { return a == b; }
+FORCE_INLINE unsigned vmask_bits(vmask m) { return m != 0; }
 FORCE_INLINE vec vec_select(vmask m, vec yes, vec no) { return m ? yes : no; }
 
 FORCE_INLINE vint vint_splat(lane_int x) { return x; }
