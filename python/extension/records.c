@@ -236,14 +236,18 @@ static PyObject *trace_replay(PyObject *self, PyObject *args)
     failed = 1;
   }
   PyObject *list = NULL;
+  const array *operands[MOST_INPUTS];
+  int apart = 0;
+  for (Py_ssize_t i = 0; i < count; i++) operands[i] = &taken[i];
+  if (!failed) failed = enter_stream(operands, (int)count, &apart) < 0;
   if (!failed) {
     sheaf_status status;
     Py_BEGIN_ALLOW_THREADS
     status = sheaf_trace_replay(graph, inputs, (int)count, outputs, results);
     Py_END_ALLOW_THREADS
-    if (status == SHEAF_OK)
+    if (status == SHEAF_OK && leave_stream(&taken[0], apart) == 0)
       list = collect(outputs, results, &taken[0]);
-    else
+    else if (status != SHEAF_OK)
       raise_last_error(status);
   }
   for (Py_ssize_t i = 0; i < done; i++) {

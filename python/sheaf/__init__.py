@@ -19,6 +19,7 @@ from sheaf._core import (
   embedding_bag_backward,
   info,
   kernels,
+  nearest,
   segment_max,
   segment_max_backward,
   segment_mean,
@@ -43,7 +44,7 @@ from sheaf._core import (
   unsorted_segment_sum_backward,
 )
 from sheaf._files import load, save
-from sheaf._quantized import QuantizedTable, quantize
+from sheaf._quantized import QuantizedTable, dequantize, quantize
 from sheaf._records import profile, trace
 from sheaf import shard
 

@@ -1,4 +1,6 @@
 """Tables of packed int8 and int4 rows."""
+import numpy
+
 from sheaf import _core
 
 
@@ -21,9 +23,9 @@ class QuantizedTable:
   def shape(self):
     return (self.packed.shape[0], self.dim)
 
-  def dequantize(self):
-    """The rows as float32."""
-    return _core.dequantize_rows(self.packed, self.dtype, self.dim)
+  def dequantize(self, dtype="f32"):
+    """The rows as f32, f64, f16 or bf16."""
+    return _core.dequantize_rows(self, dtype)
 
   def __repr__(self):
     return f"QuantizedTable({self.dtype}, {self.shape[0]} rows of {self.dim})"
@@ -33,5 +35,11 @@ _core.set_quantized_type(QuantizedTable)
 
 
 def quantize(rows, dtype="int8"):
-  """Packs float32 rows [V, D] as int8 or int4: a QuantizedTable. A row with a NaN or an infinity is a ValueError."""
-  return QuantizedTable(_core.quantize_rows(rows, dtype), dtype, int(rows.shape[1]))
+  """Packs rows [V, D] as int8 or int4: a QuantizedTable. A row with a NaN or an infinity is a ValueError."""
+  packed = _core.quantize_rows(rows, dtype)
+  return QuantizedTable(packed, dtype, int(numpy.shape(rows)[1]))
+
+
+def dequantize(table, dtype="f32"):
+  """The rows of a QuantizedTable as f32, f64, f16 or bf16."""
+  return _core.dequantize_rows(table, dtype)

@@ -20,9 +20,17 @@ __all__ = ["Embedding", "EmbeddingBag", "embedding", "embedding_bag", "segment_r
 
 # ---- Ops -------------------------------------------------------------------------------------------------------------
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True)
+_core.set_torch(torch.Tensor, torch.nn.Parameter, getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1),
+                getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True),
+                torch.is_grad_enabled)
+_BY_KERNEL, _BY_NODE = 1, 2
+_is_compiling, _way = torch.compiler.is_compiling, _core.torch_way
+
+
+def _applier(node):
+  """What runs an autograd.Function on plain tensors: its `apply` without what is there for transforms."""
+  apply = vars(getattr(torch._C, "_FunctionBase", object)).get("apply")
+  return apply.__get__(None, node) if apply else node.apply
 
 
 class _Op:
@@ -31,7 +39,7 @@ class _Op:
   where a gradient is wanted."""
 
   def __init__(self, name, kernel, fake, setup=None, grad=None):
-    self.kernel, self.node = kernel, None
+    self.kernel, self.apply = kernel, None
     self.op = torch.library.custom_op(f"sheaf::{name}", kernel, mutates_args=())
     self.op.register_fake(fake)
     if grad:
@@ -43,20 +51,13 @@ class _Op:
         return output
 
       members = {"forward": staticmethod(forward), "backward": staticmethod(grad)}
-      self.node = type(f"Sheaf_{name}", (torch.autograd.Function,), members)
+      self.apply = _applier(type(f"Sheaf_{name}", (torch.autograd.Function,), members))
 
   def __call__(self, *args):
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None:
-      return self.op(*args)
-    wants_grad = False
-    for arg in args:
-      if isinstance(arg, torch.Tensor):
-        if type(arg) not in _PLAIN or arg.is_meta:
-          return self.op(*args)
-        wants_grad = wants_grad or arg.requires_grad
-    if not wants_grad or not torch.is_grad_enabled():
+    way = 0 if _is_compiling() else _way(*args)
+    if way == _BY_KERNEL:
       return self.kernel(*args)
-    return self.node.apply(*args) if self.node else self.op(*args)
+    return self.apply(*args) if way == _BY_NODE and self.apply else self.op(*args)
 
 
 def _padding(index):
@@ -69,9 +70,14 @@ def _policy(values):
   return "skip" if values.is_cuda else "error"
 
 
+_HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
 def _bare(tensor):
-  """Without its gradient, which is recorded above."""
-  return tensor.detach() if tensor is not None and tensor.requires_grad else tensor
+  """Without its gradient, which is recorded above. While none is recorded, the extension does not ask for that."""
+  if tensor is None or not tensor.requires_grad or (_HAS_EXCHANGE and not torch.is_grad_enabled()):
+    return tensor
+  return tensor.detach()
 
 
 # ---- Lookup ----------------------------------------------------------------------------------------------------------
@@ -131,7 +137,7 @@ def _backward_grad(ctx, weight_grad):
 def _backward_sparse(grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int,
                      scale_grad_by_freq: bool) -> tuple[Tensor, Tensor]:
   ids, rows = _core.embedding_backward(_bare(grad), indices, num_weights, _padding(padding_idx), scale_grad_by_freq,
-                                       True)
+                                       True, bad_index=_policy(grad))
   return ids.long(), rows
 
 
@@ -149,6 +155,12 @@ def _sparse(ids, rows, num_weights):
 _lookup_op = _Op("embedding", _lookup, _lookup_fake, _lookup_setup, _lookup_grad)
 _lookup_backward = _Op("embedding_backward", _backward, _backward_fake, _backward_setup, _backward_grad)
 _lookup_backward_sparse = _Op("embedding_backward_sparse", _backward_sparse, _backward_sparse_fake)
+
+
+def _check_tensors(function, **tensors):
+  for name, tensor in tensors.items():
+    if not isinstance(tensor, Tensor):
+      raise TypeError(f"{function}(): argument '{name}' must be Tensor, not {type(tensor).__name__}")
 
 
 def _check_indices(indices, name):
@@ -179,6 +191,12 @@ def _check_padding(padding_idx, num_weights):
 
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
   """torch.nn.functional.embedding."""
+  if max_norm is None and type(input) is Tensor and not _is_compiling() and _way(input, weight) == _BY_KERNEL:
+    try:
+      return _core.embedding(input, weight, padding_idx, padding="row", bad_index="skip" if weight.is_cuda else "error")
+    except (TypeError, ValueError):
+      pass  # said in PyTorch's terms below
+  _check_tensors("embedding", indices=input, weight=weight)
   _check_norm(max_norm)
   _check_weight(weight)
   _check_indices(input, "indices")
@@ -240,7 +258,8 @@ def _bag_backward_sparse(grad: Tensor, indices: Tensor, offsets: Tensor | None, 
                          num_weights: int, mode: str, include_last_offset: bool, padding_idx: int,
                          scale_grad_by_freq: bool) -> tuple[Tensor, Tensor]:
   ids, rows = _core.embedding_bag_backward(_bare(grad), indices, num_weights, offsets, mode, _bare(weights),
-                                           include_last_offset, _padding(padding_idx), scale_grad_by_freq, True)
+                                           include_last_offset, _padding(padding_idx), scale_grad_by_freq, True,
+                                           bad_index=_policy(grad))
   return ids.long(), rows
 
 
@@ -285,6 +304,14 @@ def _check_bags(input, offsets, mode, scale_grad_by_freq, sparse, weights):
 def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
                   sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None):
   """torch.nn.functional.embedding_bag."""
+  plain = max_norm is None and per_sample_weights is None and mode != "max" and type(input) is Tensor
+  if plain and not _is_compiling() and _way(input, weight, offsets) == _BY_KERNEL:
+    try:
+      return _core.embedding_bag(input, weight, offsets, mode, None, include_last_offset, padding_idx,
+                                 bad_index="skip" if weight.is_cuda else "error")
+    except (TypeError, ValueError):
+      pass
+  _check_tensors("embedding_bag", indices=input, weight=weight)
   _check_norm(max_norm)
   _check_weight(weight)
   _check_indices(input, "indices")
