@@ -157,10 +157,13 @@ _lookup_backward = _Op("embedding_backward", _backward, _backward_fake, _backwar
 _lookup_backward_sparse = _Op("embedding_backward_sparse", _backward_sparse, _backward_sparse_fake)
 
 
-def _check_tensors(function, **tensors):
-  for name, tensor in tensors.items():
+def _check_tensors(function, weight, **others):
+  for name, tensor in {"weight": weight, **others}.items():
     if not isinstance(tensor, Tensor):
       raise TypeError(f"{function}(): argument '{name}' must be Tensor, not {type(tensor).__name__}")
+    if tensor.device != weight.device:
+      raise RuntimeError(f"Expected all tensors to be on the same device, but {name} is on {tensor.device} and weight on "
+                         f"{weight.device}")
 
 
 def _check_indices(indices, name):
@@ -196,7 +199,7 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
       return _core.embedding(input, weight, padding_idx, padding="row", bad_index="skip" if weight.is_cuda else "error")
     except (TypeError, ValueError):
       pass  # said in PyTorch's terms below
-  _check_tensors("embedding", indices=input, weight=weight)
+  _check_tensors("embedding", weight, indices=input)
   _check_norm(max_norm)
   _check_weight(weight)
   _check_indices(input, "indices")
@@ -311,7 +314,8 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
                                  bad_index="skip" if weight.is_cuda else "error")
     except (TypeError, ValueError):
       pass
-  _check_tensors("embedding_bag", indices=input, weight=weight)
+  given = {"offsets": offsets, "per_sample_weights": per_sample_weights}
+  _check_tensors("embedding_bag", weight, indices=input, **{k: v for k, v in given.items() if v is not None})
   _check_norm(max_norm)
   _check_weight(weight)
   _check_indices(input, "indices")
