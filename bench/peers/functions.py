@@ -14,8 +14,8 @@ import time
 from compare import share_openmp, timed
 
 if __name__ == "__main__":
-  # Results of past calls are used again by either side; else whether an address is new, and has to be given pages by the
-  # system, is a matter of chance that decides everything.
+  # Results of past calls are used again by either side; else whether an address is new, and has to be given pages by
+  # the system, is a matter of chance that decides everything.
   os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
   os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
   share_openmp()

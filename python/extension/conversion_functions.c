@@ -118,7 +118,8 @@ static int ready_excluded(search *s, PyObject *exclude)
   }
   if (array_take(exclude, "exclude", TAKE_INDEX, &s->excluded) < 0) return -1;
   if (array_elements(&s->excluded) != s->queries || s->excluded.dl.device.device_type != kDLCPU)
-    return PyErr_Format(PyExc_ValueError, "exclude has %lld entries for %lld queries; one for each is needed, on the CPU",
+    return PyErr_Format(PyExc_ValueError,
+                        "exclude has %lld entries for %lld queries; one for each is needed, on the CPU",
                         (long long)array_elements(&s->excluded), (long long)s->queries),
            -1;
   for (int64_t i = 0; i < s->queries; i++)
@@ -179,8 +180,7 @@ static int search_all(search *s)
 }
 
 enum { N_QUERY, N_TABLE, N_K, N_METRIC, N_EXCLUDE, N_COUNT };
-static parameters nearest_parameters = {
-    "nearest", N_COUNT, 3, 2, {"query", "table", "k", "metric", "exclude"}, {NULL}};
+static parameters nearest_parameters = {"nearest", N_COUNT, 3, 2, {"query", "table", "k", "metric", "exclude"}, {NULL}};
 
 static int ready_search(search *s, PyObject **v)
 {

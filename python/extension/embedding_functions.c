@@ -14,8 +14,7 @@ int call_table(op_call *c, int slot, PyObject *weight, const char *name)
   sheaf_dtype dtype = SHEAF_DTYPE_NONE;
   int64_t dim = 0;
   int failed = !packed || !type || !width || parse_dtype(type, "dtype", &dtype) < 0 ||
-               parse_integer(width, "dim", &dim) < 0 ||
-               call_input(c, slot, packed, "packed", TAKE_PACKED) < 0;
+               parse_integer(width, "dim", &dim) < 0 || call_input(c, slot, packed, "packed", TAKE_PACKED) < 0;
   Py_XDECREF(packed);
   Py_XDECREF(type);
   Py_XDECREF(width);

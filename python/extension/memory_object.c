@@ -67,8 +67,8 @@ static PyObject *copy_on_device(const sheaf_tensor *tensor, const array *like)
   size_t bytes = (size_t)array_elements(&to) * (dl->dtype.bits / 8u);
   if (!failed && bytes) {
     void *stream = sheaf_stream_current(dl->device);
-    sheaf_status status = sheaf_device_copy(dl->device, (char *)to.dl.data + to.dl.byte_offset,
-                                            sheaf_tensor_data(tensor), bytes, stream);
+    sheaf_status status =
+        sheaf_device_copy(dl->device, (char *)to.dl.data + to.dl.byte_offset, sheaf_tensor_data(tensor), bytes, stream);
     if (status != SHEAF_OK) raise_last_error(status);
     failed = status != SHEAF_OK || leave_stream(&to, apart) < 0;
   }
@@ -119,8 +119,7 @@ static int memory_getbuffer(PyObject *self, Py_buffer *view, int flags)
   }
   int64_t bytes = m->dl.dtype.bits / 8;
   for (int i = 0; i < m->dl.ndim; i++) bytes *= m->shape[i];
-  view->buf = (char *)m->dl.data + m->dl.byte_offset;
-  if (!m->dl.data) view->buf = m; /* of no bytes; NULL means something else to some */
+  view->buf = m->dl.data ? (char *)m->dl.data + m->dl.byte_offset : (char *)m; /* of no bytes; NULL confuses some */
   view->obj = Py_NewRef(self);
   view->len = bytes;
   view->readonly = m->readonly;

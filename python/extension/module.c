@@ -161,10 +161,10 @@ PyMODINIT_FUNC PyInit__core(void)
   }
   PyObject *module = PyModule_Create(&definition);
   if (!module) return NULL;
-  if (find_numpy() < 0 || add_memory_type(module) < 0 || add_embedding_functions(module) < 0 || add_conversion_functions(module) < 0 ||
-      add_segment_functions(module) < 0 || add_plan_type(module) < 0 || add_file_functions(module) < 0 ||
-      add_record_functions(module) < 0 || add_shard_functions(module) < 0 || add_dtensor_types(module) < 0 ||
-      add_torch_functions(module) < 0)
+  if (find_numpy() < 0 || add_memory_type(module) < 0 || add_embedding_functions(module) < 0 ||
+      add_conversion_functions(module) < 0 || add_segment_functions(module) < 0 || add_plan_type(module) < 0 ||
+      add_file_functions(module) < 0 || add_record_functions(module) < 0 || add_shard_functions(module) < 0 ||
+      add_dtensor_types(module) < 0 || add_torch_functions(module) < 0)
     Py_CLEAR(module);
   return module;
 }

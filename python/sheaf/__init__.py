@@ -1,5 +1,5 @@
-"""Embedding tables: lookup, embedding bags and segment reductions, forward and backward, on NumPy, PyTorch, JAX and CuPy
-arrays.
+"""Embedding tables: lookup, embedding bags and segment reductions, forward and backward, on NumPy, PyTorch, JAX and
+CuPy arrays.
 
   import numpy, sheaf
   table = numpy.random.rand(1000, 64).astype("float32")

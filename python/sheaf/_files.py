@@ -14,7 +14,8 @@ def load(path, name=None):
   """Maps a file: an array of an npy file, the arrays by name of a safetensors file (or the one called `name`).
 
   Nothing is read before it is used; arrays are read-only and keep the file mapped. Types that Sheaf has no name for are
-  left out. bfloat16 needs the package ml_dtypes; without it such a tensor is a Memory, for frameworks to take by DLPack.
+  left out. bfloat16 needs the package ml_dtypes; without it such a tensor is a Memory, for frameworks to take by
+  DLPack.
   """
   if _is_npy(path):
     if name is not None:

@@ -29,8 +29,8 @@ class profile:
 
 class trace:
   """Records the calls of this thread as a graph, which prints (`text`, `dot`, `json`) and runs again on other arrays
-  (`replay`). Results of calls that are inputs of later ones are joined; all other arrays are inputs of the graph, in the
-  order of their first use.
+  (`replay`). Results of calls that are inputs of later ones are joined; all other arrays are inputs of the graph, in
+  the order of their first use.
 
     with sheaf.trace() as t:
       ...

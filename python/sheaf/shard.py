@@ -42,8 +42,8 @@ def plan(kind, mesh, *, rows, dim, indices, bags=0, bag_form="offsets", dtype="f
          out=None, latency_us=0, bandwidth_gbs=0, memory_gbs=0, memory_limit=0, compatible=False):
   """Every way to compute an op on a mesh of these sizes, and the best one. Needs no ranks.
 
-  kind: "lookup", "bag_sum", "segment_max_backward" ...; indices: their shape (segments: of the ids, with rows the number
-  of data rows and bags the number of segments). place: where inputs lie now, by name ("table", "indices", "offsets",
+  kind: "lookup", "bag_sum", "segment_max_backward" ...; indices: their shape (segments: of the ids, with rows the
+  number of data rows and bags the number of segments). place: where inputs lie now, by name ("table", "indices", "offsets",
   "grad_out", "data", "ids"), "R" when not said; out: where the result shall lie. The rest is what moving costs (0: an
   assumed default) and the bytes a rank may use. compatible: exactly PyTorch DTensor's list (lookups).
   """
@@ -64,7 +64,8 @@ def plan(kind, mesh, *, rows, dim, indices, bags=0, bag_form="offsets", dtype="f
 
 
 class Tensor:
-  """A tensor that is spread over a mesh: `shape` and `dtype` of the whole, `placements`, and this rank's part, `local`."""
+  """A tensor that is spread over a mesh: `shape` and `dtype` of the whole, `placements`, and this rank's part, `local`.
+  """
 
   def __init__(self, made, mesh):
     self._made, self.mesh = made, mesh
@@ -162,8 +163,9 @@ def embedding_backward(grad_out, input, num_weights, padding_idx=None, scale_gra
 def embedding_bag(input, weight, offsets=None, mode="mean", per_sample_weights=None, include_last_offset=False,
                   padding_idx=None, *, out=None, return_arg=False, bad_index="error"):
   """sheaf.embedding_bag over tensors of a mesh. Collective."""
-  return _run(f"bag_{mode}", (weight, input, offsets, per_sample_weights), weight.mesh, out=out, padding_idx=padding_idx,
-              bag_form=_form(offsets, include_last_offset), bad_index=bad_index, wanted=3 if return_arg else 1)
+  return _run(f"bag_{mode}", (weight, input, offsets, per_sample_weights), weight.mesh, out=out,
+              padding_idx=padding_idx, bag_form=_form(offsets, include_last_offset), bad_index=bad_index,
+              wanted=3 if return_arg else 1)
 
 
 def embedding_bag_backward(grad_out, input, num_weights, offsets=None, mode="mean", per_sample_weights=None,

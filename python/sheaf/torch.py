@@ -162,7 +162,7 @@ def _check_tensors(function, weight, **others):
     if not isinstance(tensor, Tensor):
       raise TypeError(f"{function}(): argument '{name}' must be Tensor, not {type(tensor).__name__}")
     if tensor.device != weight.device:
-      raise RuntimeError(f"Expected all tensors to be on the same device, but {name} is on {tensor.device} and weight on "
+      raise RuntimeError(f"Expected all tensors to be on the same device, but {name} is on {tensor.device}, weight on "
                          f"{weight.device}")
 
 

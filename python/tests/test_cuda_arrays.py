@@ -1,5 +1,5 @@
-"""Arrays on a CUDA device: every function on PyTorch's tensors gives the CPU's bits, in the framework's own stream; CuPy's
-and JAX's arrays too. Skipped without a device."""
+"""Arrays on a CUDA device: every function on PyTorch's tensors gives the CPU's bits, in the framework's own stream;
+CuPy's and JAX's arrays too. Skipped without a device."""
 import gc
 import os
 import threading
@@ -76,8 +76,8 @@ def test_lookups_and_bags_have_the_cpus_bits(dtype, index):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_their_gradients_have_the_cpus_bits(dtype):
-  rows, bags, weights = torch.randn(64, 7, 48).to(dtype), torch.randn(len(OFFSETS), 48).to(dtype), torch.rand(448).to(dtype)
-  table = TABLE.to(dtype)
+  rows, bags = torch.randn(64, 7, 48).to(dtype), torch.randn(len(OFFSETS), 48).to(dtype)
+  table, weights = TABLE.to(dtype), torch.rand(448).to(dtype)
   for scale in (False, True):
     same(sheaf.embedding_backward, rows, INDEX, 500, 3, scale)
     same(sheaf.embedding_backward, rows, INDEX, 500, 3, scale, sparse=True)

@@ -33,7 +33,8 @@ CALLS = {
   "embedding, sparse": lambda d, w: sheaf.torch.embedding(INDEX.to(d), w, sparse=True),
   "scaled": lambda d, w: sheaf.torch.embedding(INDEX.to(d), w, scale_grad_by_freq=True),
   "sum": lambda d, w: sheaf.torch.embedding_bag(INDEX.to(d), w, mode="sum"),
-  "sum, sparse": lambda d, w: sheaf.torch.embedding_bag(INDEX.flatten().to(d), w, OFFSETS.to(d), mode="sum", sparse=True),
+  "sum, sparse": lambda d, w: sheaf.torch.embedding_bag(INDEX.flatten().to(d), w, OFFSETS.to(d), mode="sum",
+                                                        sparse=True),
   "mean, padding": lambda d, w: sheaf.torch.embedding_bag(INDEX.flatten().to(d), w, OFFSETS.to(d), padding_idx=3),
   "max": lambda d, w: sheaf.torch.embedding_bag(INDEX.to(d), w, mode="max"),
 }
@@ -136,7 +137,7 @@ def test_compiled_models(backend):
   index = INDEX.cuda()
   torch._dynamo.reset()
   compiled = torch.compile(ours, backend=backend, fullgraph=True)
-  for call, model in ((compiled, ours), (theirs, theirs)):
+  for call in (compiled, theirs):
     call(index).square().sum().backward()
   for mine, other in zip(ours.parameters(), theirs.parameters()):
     assert torch.allclose(mine.grad, other.grad, atol=1e-3, rtol=1e-4)

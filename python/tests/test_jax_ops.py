@@ -19,8 +19,8 @@ def same(ours, theirs, *arguments):
   assert jnp.allclose(jax.jit(ours)(*arguments), theirs(*arguments), atol=1e-5)
   places = tuple(range(len(arguments)))
   mine = jax.jit(jax.grad(lambda *a: (ours(*a)**2).sum(), places))(*arguments)
-  for a, b in zip(mine, jax.grad(lambda *a: (theirs(*a)**2).sum(), places)(*arguments)):
-    assert jnp.allclose(a, b, atol=1e-4)
+  for got, expected in zip(mine, jax.grad(lambda *a: (theirs(*a)**2).sum(), places)(*arguments)):
+    assert jnp.allclose(got, expected, atol=1e-4)
 
 
 def test_lookups():
