@@ -31,11 +31,11 @@ void call_begin(op_call *c, sheaf_op op, int inputs, int attrs)
   for (int i = 0; i < attrs; i++) c->attrs[i].i = 0;
 }
 
-/* The object's tensor in the trace that is being taken, as long as it still is what it was there: an array may lie
- * elsewhere by now, or be seen in another shape (segments see matrices). */
-static sheaf_tensor *known_tensor(PyObject *object, const array *a)
+/* The object's tensor of an earlier call, as long as it still is what it was there: an array may lie elsewhere by now, or
+ * be seen in another shape (segments see matrices). */
+static sheaf_tensor *known_tensor(PyObject *kept, PyObject *object, const array *a)
 {
-  sheaf_tensor *tensor = traced_tensor(object);
+  sheaf_tensor *tensor = kept_tensor(kept, object);
   const DLTensor *dl = sheaf_tensor_dl(tensor);
   if (!dl) return tensor;
   int same = dl->data == a->dl.data && dl->byte_offset == a->dl.byte_offset && dl->ndim == a->dl.ndim;
@@ -45,13 +45,14 @@ static sheaf_tensor *known_tensor(PyObject *object, const array *a)
   return NULL;
 }
 
-static int borrow(PyObject *object, const array *a, sheaf_tensor **tensor)
+/* `kept` is NULL, or what objects keep their tensors in. */
+static int borrow(PyObject *kept, PyObject *object, const array *a, sheaf_tensor **tensor)
 {
-  if (tracing && (*tensor = known_tensor(object, a))) return 0;
+  if (kept && (*tensor = known_tensor(kept, object, a))) return 0;
   sheaf_status status = sheaf_tensor_borrow(&a->dl, 0, tensor);
   if (status != SHEAF_OK) return raise_last_error(status), -1;
   /* A copy that was made of the object ends with the call, and so does what is known of it. */
-  return tracing && a->object == object ? remember_traced(object, *tensor) : 0;
+  return kept && a->object == object ? keep_tensor(kept, object, *tensor) : 0;
 }
 
 /* All operands of a call lie on one device. */
@@ -74,7 +75,9 @@ int call_input(op_call *c, int slot, PyObject *object, const char *name, unsigne
   array *a = &c->in[slot];
   if (array_take(object, name, how, a) < 0) return -1;
   if (check_device(c, a, name) < 0) return -1;
-  return borrow(object, a, &c->input[slot]);
+  PyObject *kept = traced;
+  if (!kept && slot == 0 && (c->op == SHEAF_OP_EMBEDDING || c->op == SHEAF_OP_EMBEDDING_BAG)) kept = autocast_tables();
+  return borrow(kept, object, a, &c->input[slot]);
 }
 
 static int check_given(const array *a, const char *name, sheaf_dtype dtype)
@@ -111,7 +114,7 @@ int call_output(op_call *c, int slot, PyObject *given, const char *name, sheaf_d
   if (!given && check_given(a, name, dtype) < 0) return -1; /* JAX has no 64 bits unless told */
   if (given && (check_given(a, name, dtype) < 0 || check_device(c, a, name) < 0)) return -1;
   if (given && check_shape(a, name, flat, rank, shape) < 0) return -1;
-  return borrow(c->result[slot], a, &c->output[slot]);
+  return borrow(traced, c->result[slot], a, &c->output[slot]);
 }
 
 static int wait_for(DLDevice device, void *stream)

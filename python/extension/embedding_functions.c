@@ -56,7 +56,8 @@ static int take_bad_index(op_call *c, PyObject *value)
   return parse_choice(value, "bad_index", "skip|error", &attr(c, SHEAF_EMBEDDING_BAD_INDEX)->i);
 }
 
-/* The type of a forward result: the table's, or of quantised tables f32 unless asked for. */
+/* The type of a forward result: the table's, or of quantised tables f32 unless asked for; within autocast that of the
+ * region, but for f64. */
 static int take_out_dtype(op_call *c, PyObject *value, sheaf_dtype *dtype)
 {
   sheaf_dtype table = sheaf_tensor_dtype(c->input[0]);
@@ -68,6 +69,7 @@ static int take_out_dtype(op_call *c, PyObject *value, sheaf_dtype *dtype)
                  sheaf_dtype_name(*dtype), sheaf_dtype_name(table));
     return -1;
   }
+  if (!value && table != SHEAF_F64 && autocast_dtype()) *dtype = autocast_dtype();
   if (*dtype > SHEAF_BF16) {
     PyErr_Format(PyExc_TypeError, "out_dtype is %s; f32, f16 and bf16 are to be had", sheaf_dtype_name(*dtype));
     return -1;

@@ -180,10 +180,13 @@ int leave_stream(const array *a, int apart);
 /* The results; a single one alone, several as a tuple. */
 PyObject *call_end(op_call *c, int status);
 
-/* While calls are traced, one object is one tensor of the graph (records.c). */
-extern int tracing;
-sheaf_tensor *traced_tensor(PyObject *object);
-int remember_traced(PyObject *object, sheaf_tensor *tensor);
+/* While calls are traced, one object is one tensor of the graph, and so is a table within autocast. Both are kept in a
+ * dictionary, {address of an object: (object, capsule of its tensor)}; NULL: none is (records.c, autocast.c). */
+extern PyObject *traced;
+PyObject *autocast_tables(void);
+sheaf_dtype autocast_dtype(void); /* NONE outside of a region */
+sheaf_tensor *kept_tensor(PyObject *kept, PyObject *object); /* a new reference, or NULL */
+int keep_tensor(PyObject *kept, PyObject *object, sheaf_tensor *tensor);
 
 /* What a kernel is and guarantees, as a dictionary (module.c). */
 PyObject *sku_dict(const sheaf_sku *sku);
@@ -202,6 +205,7 @@ int add_plan_type(PyObject *module);
 int add_file_functions(PyObject *module);
 int add_record_functions(PyObject *module);
 int add_torch_functions(PyObject *module);
+int add_autocast_functions(PyObject *module);
 int add_shard_functions(PyObject *module);
 int add_dtensor_types(PyObject *module);
 

@@ -164,7 +164,7 @@ PyMODINIT_FUNC PyInit__core(void)
   if (find_numpy() < 0 || add_memory_type(module) < 0 || add_embedding_functions(module) < 0 ||
       add_conversion_functions(module) < 0 || add_segment_functions(module) < 0 || add_plan_type(module) < 0 ||
       add_file_functions(module) < 0 || add_record_functions(module) < 0 || add_shard_functions(module) < 0 ||
-      add_dtensor_types(module) < 0 || add_torch_functions(module) < 0)
+      add_dtensor_types(module) < 0 || add_torch_functions(module) < 0 || add_autocast_functions(module) < 0)
     Py_CLEAR(module);
   return module;
 }

@@ -45,7 +45,7 @@ from sheaf._core import (
 )
 from sheaf._files import load, save
 from sheaf._quantized import QuantizedTable, dequantize, quantize
-from sheaf._records import profile, trace
+from sheaf._records import autocast, profile, trace
 from sheaf import shard
 
 __version__ = info()["version"]

@@ -1,4 +1,4 @@
-"""Profiles and traces of calls, as context managers."""
+"""Profiles and traces of calls, and autocast, as context managers."""
 import os
 
 from sheaf import _core
@@ -55,6 +55,28 @@ class trace:
     made = trace()
     made.graph = _core.trace_from_json(text)
     return made
+
+
+class autocast:
+  """Within it, on this thread, lookups and bags compute on tables (and weights) cast to f16 or bf16, and give that
+  type; quantised tables give it too. Sums are kept in f32 as ever; f64, segments and gradients are left alone.
+  enabled=False turns an outer one off.
+
+    with sheaf.autocast("bf16"):
+      out = sheaf.embedding_bag(indices, table)
+
+  A table is cast once in a region: what is written into it meanwhile is not seen before the region ends.
+  """
+
+  def __init__(self, dtype="bf16", enabled=True):
+    self.dtype = dtype if enabled else None
+
+  def __enter__(self):
+    _core.autocast_begin(self.dtype)
+    return self
+
+  def __exit__(self, *error):
+    _core.autocast_end()
 
 
 def _write(path, text):

@@ -43,9 +43,9 @@ def plan(kind, mesh, *, rows, dim, indices, bags=0, bag_form="offsets", dtype="f
   """Every way to compute an op on a mesh of these sizes, and the best one. Needs no ranks.
 
   kind: "lookup", "bag_sum", "segment_max_backward" ...; indices: their shape (segments: of the ids, with rows the
-  number of data rows and bags the number of segments). place: where inputs lie now, by name ("table", "indices", "offsets",
-  "grad_out", "data", "ids"), "R" when not said; out: where the result shall lie. The rest is what moving costs (0: an
-  assumed default) and the bytes a rank may use. compatible: exactly PyTorch DTensor's list (lookups).
+  number of data rows and bags the number of segments). place: where inputs lie now, by name ("table", "indices",
+  "offsets", "grad_out", "data", "ids"), "R" when not said; out: where the result shall lie. The rest is what moving
+  costs (0: an assumed default) and the bytes a rank may use. compatible: exactly PyTorch DTensor's list (lookups).
   """
   mesh = (mesh,) if isinstance(mesh, int) else tuple(mesh)
   names, place = _inputs_of(kind), dict(place or {})

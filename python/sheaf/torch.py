@@ -194,9 +194,14 @@ def _check_padding(padding_idx, num_weights):
 
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
   """torch.nn.functional.embedding."""
-  if max_norm is None and type(input) is Tensor and not _is_compiling() and _way(input, weight) == _BY_KERNEL:
+  if max_norm is None and type(input) is Tensor and not _is_compiling():
+    way = _way(input, weight)
     try:
-      return _core.embedding(input, weight, padding_idx, padding="row", bad_index="skip" if weight.is_cuda else "error")
+      if way == _BY_KERNEL:
+        return _core.embedding(input, weight, padding_idx, padding="row",
+                               bad_index="skip" if weight.is_cuda else "error")
+      if way == _BY_NODE and padding_idx is None:
+        return _lookup_op.apply(weight, input, -1, scale_grad_by_freq, sparse)
     except (TypeError, ValueError):
       pass  # said in PyTorch's terms below
   _check_tensors("embedding", weight, indices=input)
@@ -308,10 +313,14 @@ def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale
                   sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None):
   """torch.nn.functional.embedding_bag."""
   plain = max_norm is None and per_sample_weights is None and mode != "max" and type(input) is Tensor
-  if plain and not _is_compiling() and _way(input, weight, offsets) == _BY_KERNEL:
+  if plain and not _is_compiling():
+    way = _way(input, weight, offsets)
     try:
-      return _core.embedding_bag(input, weight, offsets, mode, None, include_last_offset, padding_idx,
-                                 bad_index="skip" if weight.is_cuda else "error")
+      if way == _BY_KERNEL:
+        return _core.embedding_bag(input, weight, offsets, mode, None, include_last_offset, padding_idx,
+                                   bad_index="skip" if weight.is_cuda else "error")
+      if way == _BY_NODE and padding_idx is None:
+        return _bag_op.apply(weight, input, offsets, None, mode, include_last_offset, -1, scale_grad_by_freq, sparse)[0]
     except (TypeError, ValueError):
       pass
   given = {"offsets": offsets, "per_sample_weights": per_sample_weights}

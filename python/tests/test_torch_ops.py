@@ -222,6 +222,27 @@ def test_the_package_itself_takes_tensors():
     sheaf.embedding(I * 10, W)
 
 
+def test_tensors_whose_gradient_nobody_records():
+  leaf = W.clone().requires_grad_()
+  with torch.no_grad():
+    for call in (sheaf.embedding, sheaf.torch.embedding, sheaf.torch.Embedding.from_pretrained(leaf, freeze=False)):
+      out = call(I) if isinstance(call, torch.nn.Module) else call(I, leaf)
+      assert torch.equal(out, W[I]) and not out.requires_grad
+    assert torch.equal(sheaf.torch.embedding_bag(I, leaf, mode="sum"), sheaf.torch.embedding_bag(I, W, mode="sum"))
+  with torch.inference_mode():
+    assert torch.equal(sheaf.torch.embedding(I, leaf), W[I])
+  assert sheaf.torch.embedding(I, leaf).requires_grad
+
+
+def test_nearest_rows_and_autocast_take_tensors():
+  rows, scores = sheaf.nearest(W[[2, 9]], W, 3, metric="l2")
+  assert torch.equal(rows, torch.cdist(W[[2, 9]], W).topk(3, largest=False).indices) and scores[0, 0] == 0
+  table = W.float()
+  with sheaf.autocast("bf16"):
+    out = sheaf.embedding_bag(I, table)
+  assert out.dtype == torch.bfloat16 and torch.equal(out, sheaf.embedding_bag(I, table.bfloat16()))
+
+
 class Old(torch.Tensor):
   """A tensor as those of PyTorch before 2.9: with __dlpack__, without its table of C functions."""
 
