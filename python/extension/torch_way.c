@@ -3,17 +3,18 @@
 #include "extension.h"
 
 /* PyTorch's types and functions, said by sheaf/torch.py. */
-static PyObject *tensor_type, *parameter_type, *modes, *transforms, *grad_enabled;
+static PyObject *tensor_type, *parameter_type, *modes, *transforms, *tracer, *grad_enabled;
 static PyObject *requires_grad, *is_meta;
 
-/* set_torch(Tensor, Parameter, modes, transforms, is_grad_enabled): `modes` counts the dispatch modes that are on,
- * `transforms` gives None when no function transform is. */
+/* set_torch(Tensor, Parameter, modes, transforms, tracer, is_grad_enabled): `modes` counts the dispatch modes that are on;
+ * `transforms` and `tracer` give None when no function transform is, and no torch.jit.trace. */
 static PyObject *set_torch(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
   (void)self;
-  PyObject **places[] = {&tensor_type, &parameter_type, &modes, &transforms, &grad_enabled};
-  if (count != 5) return PyErr_Format(PyExc_TypeError, "5 arguments are needed, not %zd", count);
-  for (int i = 0; i < 5; i++) {
+  PyObject **places[] = {&tensor_type, &parameter_type, &modes, &transforms, &tracer, &grad_enabled};
+  enum { NEEDED = sizeof places / sizeof *places };
+  if (count != NEEDED) return PyErr_Format(PyExc_TypeError, "%d arguments are needed, not %zd", (int)NEEDED, count);
+  for (int i = 0; i < NEEDED; i++) {
     Py_XDECREF(*places[i]);
     *places[i] = Py_NewRef(args[i]);
   }
@@ -58,8 +59,8 @@ static int is_simple(PyObject *value)
   return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyUnicode_CheckExact(value);
 }
 
-/* torch_way(*args): 0 the custom op: something is not plain (a mode, a transform, a tensor of another type, a meta
- * tensor); 1 the kernel: no gradient is wanted; 2 a node of the graph. */
+/* torch_way(*args): 0 the custom op: something is not plain (a mode, a transform, a trace, a tensor of another type, a
+ * meta tensor); 1 the kernel: no gradient is wanted; 2 a node of the graph. */
 static PyObject *torch_way(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
   (void)self;
@@ -68,7 +69,7 @@ static PyObject *torch_way(PyObject *self, PyObject *const *args, Py_ssize_t cou
   long on = none ? PyLong_AsLong(none) : -1;
   Py_XDECREF(none);
   PyErr_Clear();
-  if (on != 0 || !gives(transforms, Py_None)) return PyLong_FromLong(BY_OP);
+  if (on != 0 || !gives(transforms, Py_None) || !gives(tracer, Py_None)) return PyLong_FromLong(BY_OP);
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject *type = (PyObject *)Py_TYPE(args[i]);
     if (type == tensor_type || type == parameter_type) {

@@ -20,9 +20,10 @@ __all__ = ["Embedding", "EmbeddingBag", "embedding", "embedding_bag", "segment_r
 
 # ---- Ops -------------------------------------------------------------------------------------------------------------
 
-_core.set_torch(torch.Tensor, torch.nn.Parameter, getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1),
-                getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True),
-                torch.is_grad_enabled)
+# Where a version of PyTorch has no such function, everything goes by the custom op.
+_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True)
+_core.set_torch(torch.Tensor, torch.nn.Parameter, getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1), _transforms,
+                getattr(torch._C, "_get_tracing_state", lambda: True), torch.is_grad_enabled)
 _BY_KERNEL, _BY_NODE = 1, 2
 _is_compiling, _way = torch.compiler.is_compiling, _core.torch_way
 
@@ -36,10 +37,11 @@ def _applier(node):
 class _Op:
   """A custom op, and a short way past it: PyTorch's machinery around custom ops takes ten times as long as a small
   lookup. Plain tensors outside of compilers, modes and transforms go straight to the kernel, with a node of the graph
-  where a gradient is wanted."""
+  where a gradient is wanted. Custom ops have no gradients within torch.func's transforms, so there is a node for those
+  too."""
 
   def __init__(self, name, kernel, fake, setup=None, grad=None):
-    self.kernel, self.apply = kernel, None
+    self.name, self.kernel, self.apply = name, kernel, None
     self.op = torch.library.custom_op(f"sheaf::{name}", kernel, mutates_args=())
     self.op.register_fake(fake)
     if grad:
@@ -52,12 +54,23 @@ class _Op:
 
       members = {"forward": staticmethod(forward), "backward": staticmethod(grad)}
       self.apply = _applier(type(f"Sheaf_{name}", (torch.autograd.Function,), members))
+    members = {"forward": staticmethod(lambda *args: self.op(*args)), "generate_vmap_rule": True,
+               "setup_context": staticmethod(setup or (lambda ctx, inputs, output: None)),
+               "backward": staticmethod(grad or self.no_gradient)}
+    self.transformed = type(f"Sheaf_{name}", (torch.autograd.Function,), members)
+
+  def no_gradient(self, *_):
+    raise NotImplementedError(f"sheaf.{self.name} has no gradient of its own")
 
   def __call__(self, *args):
-    way = 0 if _is_compiling() else _way(*args)
+    if _is_compiling():
+      return self.op(*args)
+    way = _way(*args)
     if way == _BY_KERNEL:
       return self.kernel(*args)
-    return self.apply(*args) if way == _BY_NODE and self.apply else self.op(*args)
+    if way == _BY_NODE and self.apply:
+      return self.apply(*args)
+    return self.op(*args) if _transforms() is None else self.transformed.apply(*args)
 
 
 def _padding(index):

@@ -269,6 +269,24 @@ def test_modes_and_meta_tensors_go_through_the_custom_op():
   assert sheaf.torch.embedding(I.to("meta"), W.to("meta")).shape == (2, 3, 3)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_function_transforms():
+  flat, offsets, tables = I.flatten(), torch.tensor([0, 2]), torch.stack([W, W * 2])
+  for call in (lambda m: torch.func.grad(lambda w: m.embedding(I, w).square().sum())(W),
+               lambda m: torch.func.grad(lambda w: m.embedding_bag(flat, w, offsets, mode="sum").square().sum())(W),
+               lambda m: torch.func.vmap(lambda i: m.embedding(i, W))(I),
+               lambda m: torch.func.vmap(lambda w: m.embedding_bag(I, w, mode="mean"))(tables),
+               lambda m: torch.func.vmap(torch.func.grad(lambda w, i: m.embedding(i, w).square().sum()), (None, 0))(W, I),
+               lambda m: torch.func.jacrev(torch.func.grad(lambda w: m.embedding(I[0], w).pow(3).sum()))(W[:, :1])):
+    assert torch.allclose(call(sheaf.torch), call(F))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_traces_of_torchscript_hold_the_op():
+  traced = torch.jit.trace(lambda i: sheaf.torch.embedding(i, W) * 2, (I,))
+  assert torch.equal(traced(I.flip(0)), W[I.flip(0)] * 2)
+
+
 def test_threads_train_side_by_side():
   failures = []
 
