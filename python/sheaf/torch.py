@@ -22,8 +22,9 @@ __all__ = ["Embedding", "EmbeddingBag", "embedding", "embedding_bag", "segment_r
 
 # Where a version of PyTorch has no such function, everything goes by the custom op.
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True)
-_core.set_torch(torch.Tensor, torch.nn.Parameter, getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1), _transforms,
-                getattr(torch._C, "_get_tracing_state", lambda: True), torch.is_grad_enabled)
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_tracer = getattr(torch._C, "_get_tracing_state", lambda: True)
+_core.set_torch(torch.Tensor, torch.nn.Parameter, _modes, _transforms, _tracer, torch.is_grad_enabled)
 _BY_KERNEL, _BY_NODE = 1, 2
 _is_compiling, _way = torch.compiler.is_compiling, _core.torch_way
 
