@@ -1,5 +1,6 @@
 """Profiles and traces of calls, and autocast, as context managers."""
 import os
+import typing
 
 from sheaf import _core
 
@@ -13,16 +14,18 @@ class profile:
     p.save("calls.json")   # opens in Perfetto
   """
 
-  records, table, chrome = [], "", ""
+  records: list[dict[str, typing.Any]] = []
+  table: str = ""
+  chrome: str = ""
 
-  def __enter__(self):
+  def __enter__(self) -> typing.Self:
     _core.profiler_begin()
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: object) -> None:
     self.records, self.table, self.chrome = _core.profiler_end()
 
-  def save(self, path):
+  def save(self, path: str | os.PathLike) -> None:
     """Writes the calls as a Chrome trace."""
     _write(path, self.chrome)
 
@@ -37,20 +40,22 @@ class trace:
     print(t.graph.text)
   """
 
-  graph = None
+  graph: _core.Trace | None = None
 
-  def __enter__(self):
+  def __enter__(self) -> typing.Self:
     _core.tracer_begin()
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: object) -> None:
     self.graph = _core.tracer_end()
 
-  def replay(self, *inputs):
+  def replay(self, *inputs: typing.Any) -> list[typing.Any]:
+    if self.graph is None:
+      raise ValueError("the trace is still being taken, or was not begun")
     return self.graph.replay(*inputs)
 
   @staticmethod
-  def from_json(text):
+  def from_json(text: str) -> "trace":
     """A graph again from its JSON."""
     made = trace()
     made.graph = _core.trace_from_json(text)
@@ -68,14 +73,14 @@ class autocast:
   A table is cast once in a region: what is written into it meanwhile is not seen before the region ends.
   """
 
-  def __init__(self, dtype="bf16", enabled=True):
+  def __init__(self, dtype: str = "bf16", enabled: bool = True):
     self.dtype = dtype if enabled else None
 
-  def __enter__(self):
+  def __enter__(self) -> typing.Self:
     _core.autocast_begin(self.dtype)
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: object) -> None:
     _core.autocast_end()
 
 

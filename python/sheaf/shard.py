@@ -33,13 +33,16 @@ class Strategies(typing.NamedTuple):
   """Ways to compute an op on a mesh: all of them, the best one (None when none fits), and why in words. Each is a dict:
   placements of out and inputs, microseconds, bytes_moved, bytes_memory ..."""
 
-  all: list
-  best: dict | None
+  all: list[dict[str, typing.Any]]
+  best: dict[str, typing.Any] | None
   reason: str
 
 
-def plan(kind, mesh, *, rows, dim, indices, bags=0, bag_form="offsets", dtype="f32", index_dtype="i64", place=None,
-         out=None, latency_us=0, bandwidth_gbs=0, memory_gbs=0, memory_limit=0, compatible=False):
+def plan(kind: str, mesh: int | typing.Sequence[int], *, rows: int, dim: int, indices: int | typing.Sequence[int],
+         bags: int = 0, bag_form: str = "offsets", dtype: str = "f32", index_dtype: str = "i64",
+         place: dict[str, typing.Any] | None = None, out: typing.Any = None, latency_us: float = 0,
+         bandwidth_gbs: float = 0, memory_gbs: float = 0, memory_limit: float = 0,
+         compatible: bool = False) -> Strategies:
   """Every way to compute an op on a mesh of these sizes, and the best one. Needs no ranks.
 
   kind: "lookup", "bag_sum", "segment_max_backward" ...; indices: their shape (segments: of the ids, with rows the

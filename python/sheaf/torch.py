@@ -206,7 +206,8 @@ def _check_padding(padding_idx, num_weights):
   return padding_idx % num_weights
 
 
-def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+              norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
   """torch.nn.functional.embedding."""
   if max_norm is None and type(input) is Tensor and not _is_compiling():
     way = _way(input, weight)
@@ -323,8 +324,10 @@ def _check_bags(input, offsets, mode, scale_grad_by_freq, sparse, weights):
                      f"{tuple(input.shape)}")
 
 
-def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
-                  sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None):
+def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+                  norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+                  per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+                  padding_idx: int | None = None) -> Tensor:
   """torch.nn.functional.embedding_bag."""
   plain = max_norm is None and per_sample_weights is None and mode != "max" and type(input) is Tensor
   if plain and not _is_compiling():
@@ -380,7 +383,9 @@ _segments_op = _Op("segment_reduce", _segments, _segments_fake, _segments_setup,
 _segments_backward_op = _Op("segment_reduce_backward", _segments_backward, _segments_backward_fake)
 
 
-def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
+def segment_reduce(data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+                   offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False,
+                   initial: float | None = None) -> Tensor:
   """torch.segment_reduce along axis 0, over lengths, or offsets with their end."""
   if reduce not in ("sum", "mean", "max", "min", "prod"):
     raise RuntimeError(f"unsupported reduction {reduce!r}; it is sum, mean, max, min or prod")
