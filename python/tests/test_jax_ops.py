@@ -66,6 +66,13 @@ def test_segment_mean_and_prod():
        lambda x: jnp.stack([x[:2].prod(0), x[2], jnp.ones(4), x[3:].prod(0)]), DATA)
 
 
+def test_vmap():
+  tables = jnp.stack([TABLE, TABLE * 2])
+  assert jnp.array_equal(jax.vmap(lambda i: sheaf.jax.embedding(i, TABLE))(INDEX), TABLE[INDEX])
+  assert jnp.allclose(jax.vmap(lambda w: sheaf.jax.embedding_bag(INDEX, w, mode="sum"))(tables),
+                      tables[:, INDEX].sum(2), atol=1e-5)
+
+
 def test_the_package_itself_takes_jax_arrays():
   out = sheaf.embedding(INDEX, TABLE)
   assert isinstance(out, jax.Array) and jnp.array_equal(out, TABLE[INDEX])
