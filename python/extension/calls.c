@@ -38,7 +38,8 @@ static sheaf_tensor *known_tensor(PyObject *kept, PyObject *object, const array 
   sheaf_tensor *tensor = kept_tensor(kept, object);
   const DLTensor *dl = sheaf_tensor_dl(tensor);
   if (!dl) return tensor;
-  int same = dl->data == a->dl.data && dl->byte_offset == a->dl.byte_offset && dl->ndim == a->dl.ndim;
+  int same = dl->data == a->dl.data && dl->byte_offset == a->dl.byte_offset && dl->ndim == a->dl.ndim &&
+             sheaf_dtype_from_dl(dl->dtype) == a->dtype;
   for (int i = 0; same && i < dl->ndim; i++) same = dl->shape[i] == a->dl.shape[i];
   if (same) return tensor;
   sheaf_tensor_release(tensor);

@@ -217,7 +217,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max
                                bad_index="skip" if weight.is_cuda else "error")
       if way == _BY_NODE and padding_idx is None:
         return _lookup_op.apply(weight, input, -1, scale_grad_by_freq, sparse)
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
       pass  # said in PyTorch's terms below
   _check_tensors("embedding", weight, indices=input)
   _check_norm(max_norm)
@@ -338,7 +338,7 @@ def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, 
                                    bad_index="skip" if weight.is_cuda else "error")
       if way == _BY_NODE and padding_idx is None:
         return _bag_op.apply(weight, input, offsets, None, mode, include_last_offset, -1, scale_grad_by_freq, sparse)[0]
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
       pass
   given = {"offsets": offsets, "per_sample_weights": per_sample_weights}
   _check_tensors("embedding_bag", weight, indices=input, **{k: v for k, v in given.items() if v is not None})

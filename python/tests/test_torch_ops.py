@@ -133,6 +133,7 @@ def test_bags_scaled_by_frequency_are_divided_by_the_rows_own_count():
   lambda m: m.embedding(I, W[0]),
   lambda m: m.embedding([1, 2], W),
   lambda m: m.embedding(1, W),
+  lambda m: m.embedding(I, None),
   lambda m: m.embedding(I, W.numpy()),
   lambda m: m.embedding(I, W, padding_idx=20),
   lambda m: m.embedding_bag(I, W, torch.tensor([0])),
