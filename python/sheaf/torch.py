@@ -14,64 +14,9 @@ import torch
 from torch import Tensor
 
 from sheaf import _core
+from sheaf._torch_op import BY_KERNEL, BY_NODE, Op, is_compiling, way_of
 
 __all__ = ["Embedding", "EmbeddingBag", "embedding", "embedding_bag", "segment_reduce"]
-
-
-# ---- Ops -------------------------------------------------------------------------------------------------------------
-
-# Where a version of PyTorch has no such function, everything goes by the custom op.
-_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True)
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_tracer = getattr(torch._C, "_get_tracing_state", lambda: True)
-_core.set_torch(torch.Tensor, torch.nn.Parameter, _modes, _transforms, _tracer, torch.is_grad_enabled)
-_BY_KERNEL, _BY_NODE = 1, 2
-_is_compiling, _way = torch.compiler.is_compiling, _core.torch_way
-
-
-def _applier(node):
-  """What runs an autograd.Function on plain tensors: its `apply` without what is there for transforms."""
-  apply = vars(getattr(torch._C, "_FunctionBase", object)).get("apply")
-  return apply.__get__(None, node) if apply else node.apply
-
-
-class _Op:
-  """A custom op, and a short way past it: PyTorch's machinery around custom ops takes ten times as long as a small
-  lookup. Plain tensors outside of compilers, modes and transforms go straight to the kernel, with a node of the graph
-  where a gradient is wanted. Custom ops have no gradients within torch.func's transforms, so there is a node for those
-  too."""
-
-  def __init__(self, name, kernel, fake, setup=None, grad=None):
-    self.name, self.kernel, self.apply = name, kernel, None
-    self.op = torch.library.custom_op(f"sheaf::{name}", kernel, mutates_args=())
-    self.op.register_fake(fake)
-    if grad:
-      self.op.register_autograd(grad, setup_context=setup)
-
-      def forward(ctx, *args):  # in one piece: with setup_context apart, PyTorch inspects the signature in every call
-        output = kernel(*args)
-        setup(ctx, args, output)
-        return output
-
-      members = {"forward": staticmethod(forward), "backward": staticmethod(grad)}
-      self.apply = _applier(type(f"Sheaf_{name}", (torch.autograd.Function,), members))
-    members = {"forward": staticmethod(lambda *args: self.op(*args)), "generate_vmap_rule": True,
-               "setup_context": staticmethod(setup or (lambda ctx, inputs, output: None)),
-               "backward": staticmethod(grad or self.no_gradient)}
-    self.transformed = type(f"Sheaf_{name}", (torch.autograd.Function,), members)
-
-  def no_gradient(self, *_):
-    raise NotImplementedError(f"sheaf.{self.name} has no gradient of its own")
-
-  def __call__(self, *args):
-    if _is_compiling():
-      return self.op(*args)
-    way = _way(*args)
-    if way == _BY_KERNEL:
-      return self.kernel(*args)
-    if way == _BY_NODE and self.apply:
-      return self.apply(*args)
-    return self.op(*args) if _transforms() is None else self.transformed.apply(*args)
 
 
 def _padding(index):
@@ -166,9 +111,9 @@ def _sparse(ids, rows, num_weights):
                                  check_invariants=False)
 
 
-_lookup_op = _Op("embedding", _lookup, _lookup_fake, _lookup_setup, _lookup_grad)
-_lookup_backward = _Op("embedding_backward", _backward, _backward_fake, _backward_setup, _backward_grad)
-_lookup_backward_sparse = _Op("embedding_backward_sparse", _backward_sparse, _backward_sparse_fake)
+_lookup_op = Op("embedding", _lookup, _lookup_fake, _lookup_setup, _lookup_grad)
+_lookup_backward = Op("embedding_backward", _backward, _backward_fake, _backward_setup, _backward_grad)
+_lookup_backward_sparse = Op("embedding_backward_sparse", _backward_sparse, _backward_sparse_fake)
 
 
 def _check_tensors(function, weight, **others):
@@ -209,13 +154,13 @@ def _check_padding(padding_idx, num_weights):
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
               norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
   """torch.nn.functional.embedding."""
-  if max_norm is None and type(input) is Tensor and not _is_compiling():
-    way = _way(input, weight)
+  if max_norm is None and type(input) is Tensor and not is_compiling():
+    way = way_of(input, weight)
     try:
-      if way == _BY_KERNEL:
+      if way == BY_KERNEL:
         return _core.embedding(input, weight, padding_idx, padding="row",
                                bad_index="skip" if weight.is_cuda else "error")
-      if way == _BY_NODE and padding_idx is None:
+      if way == BY_NODE and padding_idx is None:
         return _lookup_op.apply(weight, input, -1, scale_grad_by_freq, sparse)
     except (AttributeError, TypeError, ValueError):
       pass  # said in PyTorch's terms below
@@ -297,10 +242,10 @@ def _bag_weights_backward_fake(grad, indices, offsets, weights, *_):
   return weights.new_empty(weights.shape)
 
 
-_bag_op = _Op("embedding_bag", _bag, _bag_fake, _bag_setup, _bag_grad)
-_bag_backward_op = _Op("embedding_bag_backward", _bag_backward, _bag_backward_fake)
-_bag_backward_sparse_op = _Op("embedding_bag_backward_sparse", _bag_backward_sparse, _backward_sparse_fake)
-_bag_weights_backward_op = _Op("embedding_bag_weights_backward", _bag_weights_backward, _bag_weights_backward_fake)
+_bag_op = Op("embedding_bag", _bag, _bag_fake, _bag_setup, _bag_grad)
+_bag_backward_op = Op("embedding_bag_backward", _bag_backward, _bag_backward_fake)
+_bag_backward_sparse_op = Op("embedding_bag_backward_sparse", _bag_backward_sparse, _backward_sparse_fake)
+_bag_weights_backward_op = Op("embedding_bag_weights_backward", _bag_weights_backward, _bag_weights_backward_fake)
 
 
 def _check_bags(input, offsets, mode, scale_grad_by_freq, sparse, weights):
@@ -330,13 +275,13 @@ def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, 
                   padding_idx: int | None = None) -> Tensor:
   """torch.nn.functional.embedding_bag."""
   plain = max_norm is None and per_sample_weights is None and mode != "max" and type(input) is Tensor
-  if plain and not _is_compiling():
-    way = _way(input, weight, offsets)
+  if plain and not is_compiling():
+    way = way_of(input, weight, offsets)
     try:
-      if way == _BY_KERNEL:
+      if way == BY_KERNEL:
         return _core.embedding_bag(input, weight, offsets, mode, None, include_last_offset, padding_idx,
                                    bad_index="skip" if weight.is_cuda else "error")
-      if way == _BY_NODE and padding_idx is None:
+      if way == BY_NODE and padding_idx is None:
         return _bag_op.apply(weight, input, offsets, None, mode, include_last_offset, -1, scale_grad_by_freq, sparse)[0]
     except (AttributeError, TypeError, ValueError):
       pass
@@ -379,8 +324,8 @@ def _segments_backward_fake(grad, ids, data, reduce):
   return grad.new_empty((ids.shape[0],) + tuple(grad.shape[1:]))
 
 
-_segments_op = _Op("segment_reduce", _segments, _segments_fake, _segments_setup, _segments_grad)
-_segments_backward_op = _Op("segment_reduce_backward", _segments_backward, _segments_backward_fake)
+_segments_op = Op("segment_reduce", _segments, _segments_fake, _segments_setup, _segments_grad)
+_segments_backward_op = Op("segment_reduce_backward", _segments_backward, _segments_backward_fake)
 
 
 def segment_reduce(data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
