@@ -1,4 +1,5 @@
 """sheaf.torch beside PyTorch itself: forward, gradients dense and sparse, errors, custom ops, torch.compile, export."""
+import os
 import threading
 
 import numpy as np
@@ -203,11 +204,14 @@ class Model(torch.nn.Module):
     return self.linear(self.bags(x) + self.rows(x).mean(1))
 
 
-def test_compiled_and_exported_models():
+# inductor compiles for half a minute
+@pytest.mark.parametrize("backend", ["aot_eager"] + (["inductor"] if os.environ.get("SHEAF_TEST_LONG") else []))
+def test_compiled_and_exported_models(backend):
   torch.manual_seed(0)
+  torch._dynamo.reset()
   ours, theirs = Model(sheaf.torch), Model(torch.nn)
   theirs.load_state_dict(ours.state_dict())
-  compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+  compiled = torch.compile(ours, backend=backend, fullgraph=True)
   for out in (compiled(I), theirs(I)):
     out.square().sum().backward()
   for mine, other in zip(ours.parameters(), theirs.parameters()):
