@@ -117,6 +117,14 @@ def test_quantised_tables(dtype):
   same(sheaf.embedding_bag, INDEX, packed, mode="sum", per_sample_weights=torch.rand(64, 7))
 
 
+def test_autocast():
+  for dtype in ("bf16", "f16"):
+    with sheaf.autocast(dtype):
+      for _ in range(2):
+        same(sheaf.embedding, INDEX, TABLE)
+        same(sheaf.embedding_bag, INDEX, TABLE, mode="sum", per_sample_weights=torch.rand(64, 7))
+
+
 def test_empties_and_given_outputs():
   none = torch.empty(0, dtype=torch.int64)
   same(sheaf.embedding, none, TABLE)
