@@ -78,7 +78,7 @@ help:
 	@echo "make bench      speed as a fraction of this machine's memory bandwidth (BENCH=\"bag f16 --threads 1\")"
 	@echo "make bench-peers  that beside PyTorch and FBGEMM, which it installs into $(BUILD)/venv-peers (BENCH=--quick)"
 	@echo "make bench-python the Python package beside PyTorch's functions (BENCH=\"--svg picture.svg\")"
-	@echo "make lint       clang-tidy and cppcheck"
+	@echo "make lint       clang-tidy, cppcheck, and ruff for Python"
 	@echo "make format     lay out sources in the house style (clang-format)"
 	@echo "make install    install into PREFIX (/usr/local)"
 	@echo "make clean      remove build folders"

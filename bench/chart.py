@@ -73,7 +73,7 @@ def at(fraction):
 
 def axis(bottom):
   lines = []
-  for step in range(0, 6):
+  for step in range(6):
     value = step / 4
     strong = value == 1
     lines.append(f'<line x1="{at(value):.1f}" y1="{TOP - 6}" x2="{at(value):.1f}" y2="{bottom}" '

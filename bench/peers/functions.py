@@ -14,8 +14,8 @@ import time
 from compare import share_openmp, timed
 
 if __name__ == "__main__":
-  # Results of past calls are used again by either side; else whether an address is new, and has to be given pages by the
-  # system, is a matter of chance that decides everything.
+  # Results of past calls are used again by either side; else whether an address is new, and has to be given pages by
+  # the system, is a matter of chance that decides everything.
   os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
   os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
   share_openmp()
@@ -177,7 +177,7 @@ def draw(path, results, title):
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--threads", type=int, default=os.cpu_count())
-  parser.add_argument("--seconds", type=float, default=0.5, help="how long to measure a case, at least")
+  parser.add_argument("--seconds", type=float, default=0.4, help="how long to measure a case, at least")
   parser.add_argument("--rounds", type=int, default=9, help="of the calls on one row")
   parser.add_argument("--svg", help="draw the ratios here")
   parser.add_argument("--json", help="write the figures here")

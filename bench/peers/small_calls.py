@@ -43,7 +43,7 @@ def main():
     for line in json.loads(report.stdout)["results"]:
       if line["case"].startswith(("plan run", "op, ", "Autograd")):
         times.setdefault("sheaf: " + line["case"], []).append(line["ns"])
-  print(f"PyTorch {torch.__version__}, one thread; a lookup of one row of {DIM} floats, medians of {options.rounds} rounds")
+  print(f"PyTorch {torch.__version__}, one thread; a lookup of a row of {DIM} floats, medians of {options.rounds}")
   for name, values in times.items():
     print(f"{name:42} {statistics.median(values):8.0f} ns")
 

@@ -185,14 +185,15 @@ int array_take(PyObject *object, const char *name, unsigned how, array *a)
   a->held = NULL;
   a->buffer.obj = NULL;
   a->exchange = NULL;
-  a->readonly = 0;
+  a->stream = NULL;
+  a->readonly = a->stream_said = 0;
   a->object = Py_NewRef(object);
   int taken = take_as_is(object, name, how, a, &well);
   if (taken == 0 && how & TAKE_WRITE) {
     PyErr_Format(PyExc_TypeError, "%s is %R, no array that can be written", name, (PyObject *)Py_TYPE(object));
     taken = -1;
   }
-  if (taken > 0 && how & TAKE_WRITE && check_writable(a, name) < 0) taken = -1;
+  if (taken > 0 && (how & (TAKE_WRITE | TAKE_NEW)) == TAKE_WRITE && check_writable(a, name) < 0) taken = -1;
   if (taken < 0 || (taken > 0 && check_dtype(a, name, how) < 0)) return array_drop(a), -1;
   if (taken > 0 && well) {
     if (how & TAKE_FLAT) flatten(a);

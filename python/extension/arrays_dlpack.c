@@ -47,7 +47,7 @@ static const dl_exchange *exchange_of(PyObject *type)
   return found;
 }
 
-/* A gradient would be lost without a word. */
+/* A gradient that would be recorded would be lost without a word. */
 static int refuse_gradient(PyObject *object, const char *name)
 {
   static PyObject *attribute;
@@ -56,7 +56,7 @@ static int refuse_gradient(PyObject *object, const char *name)
   int required = flag == Py_True;
   Py_XDECREF(flag);
   PyErr_Clear();
-  if (!required) return 0;
+  if (!required || !torch_records_gradients()) return 0;
   PyErr_Format(PyExc_TypeError,
                "%s requires a gradient, which this function does not record: use the one of sheaf.torch, or detach()",
                name);
@@ -95,36 +95,53 @@ PyObject *dlpack_make(const array *like, sheaf_dtype dtype, int rank, const int6
   return object;
 }
 
-int dlpack_stream(const array *a, void **stream)
+int dlpack_stream(const array *a, void **stream, int *said)
 {
-  *stream = NULL;
-  if (!a->exchange || !a->exchange->stream || a->dl.device.device_type == kDLCPU) return 0;
+  *stream = a->exchange ? NULL : a->stream;
+  *said = !a->exchange && a->stream_said;
+  if (!a->exchange || !a->exchange->stream) return 0;
+  *said = 1;
   return a->exchange->stream(a->dl.device.device_type, a->dl.device.device_id, stream);
 }
 
 /* ---- Capsules ---- */
 
-/* The capsule that __dlpack__ gives; newer producers are asked for the newer form. */
-static PyObject *get_capsule(PyObject *object, PyObject *method)
+static int is_on_device(PyObject *object)
 {
-  PyObject *capsule, *empty = PyTuple_New(0);
-  PyObject *options = Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
   PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL);
   long type = kDLCPU;
   if (device && PyTuple_Check(device) && PyTuple_Size(device) == 2) type = PyLong_AsLong(PyTuple_GetItem(device, 0));
   PyErr_Clear();
   Py_XDECREF(device);
-  /* The legacy default stream (1), on which the library then works. */
-  if (options && type != kDLCPU) {
-    PyObject *one = PyLong_FromLong(1);
-    if (one) PyDict_SetItemString(options, "stream", one);
-    Py_XDECREF(one);
-  }
-  capsule = empty && options ? PyObject_Call(method, empty, options) : NULL;
-  if (!capsule && options && PyErr_ExceptionMatches(PyExc_TypeError)) {
-    PyErr_Clear();
-    PyDict_DelItemString(options, "max_version");
+  return type != kDLCPU && type != kDLCUDAHost;
+}
+
+/* On a device: where the array's framework works, and that as the stream on which the array will be used. Frameworks that
+ * do not say make it ready for the legacy default stream, which DLPack calls 1. */
+static int set_stream(PyObject *object, PyObject *options, array *a)
+{
+  PyObject *answer = ask_kinds("stream", object, NULL, NULL), *used = NULL;
+  if (!answer) return -1;
+  a->stream_said = answer != Py_None;
+  a->stream = a->stream_said ? PyLong_AsVoidPtr(answer) : NULL;
+  Py_DECREF(answer);
+  used = PyErr_Occurred() ? NULL : a->stream ? PyLong_FromVoidPtr(a->stream) : PyLong_FromLong(1);
+  int failed = !used || PyDict_SetItemString(options, "stream", used) < 0;
+  Py_XDECREF(used);
+  return failed ? -1 : 0;
+}
+
+/* The capsule that __dlpack__ gives; newer producers are asked for the newer form. */
+static PyObject *get_capsule(PyObject *object, PyObject *method, array *a)
+{
+  PyObject *capsule = NULL, *empty = PyTuple_New(0);
+  PyObject *options = Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
+  if (empty && options && (!is_on_device(object) || set_stream(object, options, a) == 0)) {
     capsule = PyObject_Call(method, empty, options);
+    if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
+      PyErr_Clear();
+      if (PyDict_DelItemString(options, "max_version") == 0) capsule = PyObject_Call(method, empty, options);
+    }
   }
   Py_XDECREF(empty);
   Py_XDECREF(options);
@@ -160,7 +177,7 @@ int dlpack_take(PyObject *object, const char *name, array *a)
     PyErr_Clear();
     return 0;
   }
-  PyObject *capsule = get_capsule(object, method);
+  PyObject *capsule = get_capsule(object, method, a);
   Py_DECREF(method);
   if (!capsule) {
     if (!PyObject_CheckBuffer(object)) return -1; /* else the buffer protocol has its chance */
@@ -171,5 +188,8 @@ int dlpack_take(PyObject *object, const char *name, array *a)
   if (read_capsule(capsule, a) < 0) return -1;
   a->kind = KIND_OTHER;
   a->dtype = sheaf_dtype_from_dl(a->dl.dtype);
+  /* Memory that both sides reach counts as that of the side that it was made for. */
+  if (a->dl.device.device_type == kDLCUDAManaged) a->dl.device.device_type = kDLCUDA;
+  if (a->dl.device.device_type == kDLCUDAHost) a->dl.device = (DLDevice){kDLCPU, 0};
   return 1;
 }

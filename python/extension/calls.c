@@ -31,27 +31,29 @@ void call_begin(op_call *c, sheaf_op op, int inputs, int attrs)
   for (int i = 0; i < attrs; i++) c->attrs[i].i = 0;
 }
 
-/* The object's tensor in the trace that is being taken, as long as it still is what it was there: an array may lie
- * elsewhere by now, or be seen in another shape (segments see matrices). */
-static sheaf_tensor *known_tensor(PyObject *object, const array *a)
+/* The object's tensor of an earlier call, as long as it still is what it was there: an array may lie elsewhere by now, or
+ * be seen in another shape (segments see matrices). */
+static sheaf_tensor *known_tensor(PyObject *kept, PyObject *object, const array *a)
 {
-  sheaf_tensor *tensor = traced_tensor(object);
+  sheaf_tensor *tensor = kept_tensor(kept, object);
   const DLTensor *dl = sheaf_tensor_dl(tensor);
   if (!dl) return tensor;
-  int same = dl->data == a->dl.data && dl->byte_offset == a->dl.byte_offset && dl->ndim == a->dl.ndim;
+  int same = dl->data == a->dl.data && dl->byte_offset == a->dl.byte_offset && dl->ndim == a->dl.ndim &&
+             sheaf_dtype_from_dl(dl->dtype) == a->dtype;
   for (int i = 0; same && i < dl->ndim; i++) same = dl->shape[i] == a->dl.shape[i];
   if (same) return tensor;
   sheaf_tensor_release(tensor);
   return NULL;
 }
 
-static int borrow(PyObject *object, const array *a, sheaf_tensor **tensor)
+/* `kept` is NULL, or what objects keep their tensors in. */
+static int borrow(PyObject *kept, PyObject *object, const array *a, sheaf_tensor **tensor)
 {
-  if (tracing && (*tensor = known_tensor(object, a))) return 0;
+  if (kept && (*tensor = known_tensor(kept, object, a))) return 0;
   sheaf_status status = sheaf_tensor_borrow(&a->dl, 0, tensor);
   if (status != SHEAF_OK) return raise_last_error(status), -1;
   /* A copy that was made of the object ends with the call, and so does what is known of it. */
-  return tracing && a->object == object ? remember_traced(object, *tensor) : 0;
+  return kept && a->object == object ? keep_tensor(kept, object, *tensor) : 0;
 }
 
 /* All operands of a call lie on one device. */
@@ -74,7 +76,9 @@ int call_input(op_call *c, int slot, PyObject *object, const char *name, unsigne
   array *a = &c->in[slot];
   if (array_take(object, name, how, a) < 0) return -1;
   if (check_device(c, a, name) < 0) return -1;
-  return borrow(object, a, &c->input[slot]);
+  PyObject *kept = traced;
+  if (!kept && slot == 0 && (c->op == SHEAF_OP_EMBEDDING || c->op == SHEAF_OP_EMBEDDING_BAG)) kept = autocast_tables();
+  return borrow(kept, object, a, &c->input[slot]);
 }
 
 static int check_given(const array *a, const char *name, sheaf_dtype dtype)
@@ -106,29 +110,67 @@ int call_output(op_call *c, int slot, PyObject *given, const char *name, sheaf_d
   c->given[slot] = given != NULL;
   c->result[slot] = given ? Py_NewRef(given) : array_make(&c->in[c->like], dtype, rank, shape);
   if (!c->result[slot]) return -1;
-  if (array_take(c->result[slot], name, TAKE_ANY | TAKE_WRITE | (flat ? TAKE_FLAT : 0), a) < 0) return -1;
+  unsigned how = TAKE_ANY | TAKE_WRITE | (given ? 0u : TAKE_NEW) | (flat ? TAKE_FLAT : 0u);
+  if (array_take(c->result[slot], name, how, a) < 0) return -1;
+  if (!given && check_given(a, name, dtype) < 0) return -1; /* JAX has no 64 bits unless told */
   if (given && (check_given(a, name, dtype) < 0 || check_device(c, a, name) < 0)) return -1;
   if (given && check_shape(a, name, flat, rank, shape) < 0) return -1;
-  return borrow(c->result[slot], a, &c->output[slot]);
+  return borrow(traced, c->result[slot], a, &c->output[slot]);
 }
 
-/* On a device, work goes in the order of the framework's own stream. */
-static int use_stream(const op_call *c)
+static int wait_for(DLDevice device, void *stream)
 {
-  const array *a = &c->in[c->like];
-  void *stream;
-  if (a->dl.device.device_type != kDLCUDA) return 0;
-  if (dlpack_stream(a, &stream) < 0) return -1;
-  sheaf_status status = sheaf_stream_use(a->dl.device, stream);
-  if (status == SHEAF_OK) return 0;
-  raise_last_error(status);
-  return -1;
+  sheaf_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = sheaf_stream_wait(device, stream);
+  Py_END_ALLOW_THREADS
+  if (status != SHEAF_OK) raise_last_error(status);
+  return status == SHEAF_OK ? 0 : -1;
+}
+
+int enter_stream(const array *const *operands, int count, int *apart)
+{
+  const array *first = operands[0];
+  DLDevice device = first->dl.device;
+  void *mine, *other;
+  int said;
+  *apart = 0;
+  if (device.device_type != kDLCUDA) return 0;
+  if (dlpack_stream(first, &mine, &said) < 0) return -1;
+  *apart = !said;
+  for (int i = 1; i < count; i++) {
+    if (!operands[i]->object || (first->exchange && operands[i]->exchange == first->exchange)) continue;
+    if (dlpack_stream(operands[i], &other, &said) < 0) return -1;
+    if (said && other == mine) continue;
+    *apart = 1;
+    if (said && wait_for(device, other) < 0) return -1;
+  }
+  sheaf_status status = sheaf_stream_use(device, mine);
+  return status == SHEAF_OK ? 0 : (raise_last_error(status), -1);
+}
+
+int leave_stream(const array *a, int apart)
+{
+  return apart ? wait_for(a->dl.device, sheaf_stream_current(a->dl.device)) : 0;
+}
+
+static int enter_call(const op_call *c, int *apart)
+{
+  const array *operands[CALL_INPUTS + CALL_OUTPUTS] = {&c->in[c->like]};
+  int count = 1;
+  *apart = 0;
+  if (c->in[c->like].dl.device.device_type == kDLCPU) return 0;
+  for (int i = 0; i < c->inputs; i++)
+    if (i != c->like) operands[count++] = &c->in[i];
+  for (int i = 0; i < c->outputs; i++) operands[count++] = &c->out[i];
+  return enter_stream(operands, count, apart);
 }
 
 int call_run(op_call *c)
 {
   sheaf_status status;
-  if (use_stream(c) < 0) return -1;
+  int apart;
+  if (enter_call(c, &apart) < 0) return -1;
   sheaf_call call = SHEAF_CALL_INIT;
   call.op = c->op;
   call.input_count = c->inputs;
@@ -142,7 +184,7 @@ int call_run(op_call *c)
   Py_BEGIN_ALLOW_THREADS
   status = sheaf_dispatch(&call);
   Py_END_ALLOW_THREADS
-  if (status == SHEAF_OK) return 0;
+  if (status == SHEAF_OK) return leave_stream(&c->in[c->like], apart);
   raise_last_error(status);
   return -1;
 }

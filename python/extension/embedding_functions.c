@@ -5,17 +5,16 @@
 
 static sheaf_attr *attr(op_call *c, sheaf_embedding_attr which) { return &c->attrs[which]; }
 
-/* The table: values, or a QuantizedTable, whose packed rows become a quantised tensor. */
-static int take_table(op_call *c, int slot, PyObject *weight)
+/* The packed rows of a QuantizedTable become a quantised tensor. */
+int call_table(op_call *c, int slot, PyObject *weight, const char *name)
 {
-  if ((PyObject *)Py_TYPE(weight) != state.quantized) return call_input(c, slot, weight, "weight", TAKE_VALUES);
+  if ((PyObject *)Py_TYPE(weight) != state.quantized) return call_input(c, slot, weight, name, TAKE_VALUES);
   PyObject *packed = PyObject_GetAttrString(weight, "packed"), *type = PyObject_GetAttrString(weight, "dtype");
   PyObject *width = PyObject_GetAttrString(weight, "dim");
   sheaf_dtype dtype = SHEAF_DTYPE_NONE;
   int64_t dim = 0;
-  int failed = !packed || !type || !width || parse_dtype(type, "weight.dtype", &dtype) < 0 ||
-               parse_integer(width, "weight.dim", &dim) < 0 ||
-               call_input(c, slot, packed, "weight.packed", TAKE_PACKED) < 0;
+  int failed = !packed || !type || !width || parse_dtype(type, "dtype", &dtype) < 0 ||
+               parse_integer(width, "dim", &dim) < 0 || call_input(c, slot, packed, "packed", TAKE_PACKED) < 0;
   Py_XDECREF(packed);
   Py_XDECREF(type);
   Py_XDECREF(width);
@@ -57,7 +56,8 @@ static int take_bad_index(op_call *c, PyObject *value)
   return parse_choice(value, "bad_index", "skip|error", &attr(c, SHEAF_EMBEDDING_BAD_INDEX)->i);
 }
 
-/* The type of a forward result: the table's, or of quantised tables f32 unless asked for. */
+/* The type of a forward result: the table's, or of quantised tables f32 unless asked for; within autocast that of the
+ * region, but for f64. */
 static int take_out_dtype(op_call *c, PyObject *value, sheaf_dtype *dtype)
 {
   sheaf_dtype table = sheaf_tensor_dtype(c->input[0]);
@@ -69,6 +69,7 @@ static int take_out_dtype(op_call *c, PyObject *value, sheaf_dtype *dtype)
                  sheaf_dtype_name(*dtype), sheaf_dtype_name(table));
     return -1;
   }
+  if (!value && table != SHEAF_F64 && autocast_dtype()) *dtype = autocast_dtype();
   if (*dtype > SHEAF_BF16) {
     PyErr_Format(PyExc_TypeError, "out_dtype is %s; f32, f16 and bf16 are to be had", sheaf_dtype_name(*dtype));
     return -1;
@@ -92,7 +93,7 @@ static int ready_embedding(op_call *c, PyObject **v)
 {
   int64_t rows, dim, shape[MAX_RANK + 1];
   sheaf_dtype dtype;
-  if (take_table(c, 0, v[E_WEIGHT]) < 0) return -1;
+  if (call_table(c, 0, v[E_WEIGHT], "weight") < 0) return -1;
   if (call_input(c, 1, v[E_INPUT], "input", TAKE_INDEX) < 0) return -1;
   dim = columns(c->input[0], &rows);
   if (take_padding(c, v[E_PADDING_IDX], rows) < 0 || take_bad_index(c, v[E_BAD]) < 0 ||
@@ -243,7 +244,7 @@ static int ready_bag(op_call *c, PyObject **v)
 {
   int64_t rows, shape[2], return_arg = v[B_ARG] != NULL;
   sheaf_dtype dtype;
-  if (take_table(c, 0, v[B_WEIGHT]) < 0 ||
+  if (call_table(c, 0, v[B_WEIGHT], "weight") < 0 ||
       take_bags(c, v[B_INPUT], v[B_OFFSETS], v[B_WEIGHTS], v[B_LAST], &shape[0]) < 0)
     return -1;
   shape[1] = columns(c->input[0], &rows);
@@ -334,58 +335,6 @@ static PyObject *embedding_bag_backward(PyObject *self, PyObject *const *args, P
   return call_end(&c, failed);
 }
 
-/* ---- Quantised rows ---- */
-
-/* A conversion of rows: quantize gives u8 [V, bytes], dequantize f32 [V, D]. */
-static PyObject *convert(PyObject *const *args, Py_ssize_t count, int packing)
-{
-  array rows, made;
-  sheaf_dtype dtype = SHEAF_DTYPE_NONE;
-  int64_t shape[2] = {0, 0}, dim = -1;
-  if (count < 2 || count > 3) return PyErr_Format(PyExc_TypeError, "two or three arguments, not %zd", count);
-  if (parse_dtype(args[1], "dtype", &dtype) < 0) return NULL;
-  if (dtype != SHEAF_INT8 && dtype != SHEAF_INT4)
-    return PyErr_Format(PyExc_ValueError, "dtype is %s; rows are packed as int8 or int4", sheaf_dtype_name(dtype));
-  if (count == 3 && parse_integer(args[2], "dim", &dim) < 0) return NULL;
-  if (array_take(args[0], packing ? "rows" : "packed", packing ? TAKE_VALUES : TAKE_PACKED, &rows) < 0) return NULL;
-  PyObject *result = NULL;
-  sheaf_status status = SHEAF_OK;
-  if (rows.dl.ndim != 2) {
-    PyErr_Format(PyExc_ValueError, "rows have %d dimensions; 2 are needed", rows.dl.ndim);
-  } else {
-    shape[0] = rows.dl.shape[0];
-    shape[1] = packing ? sheaf_dtype_row_bytes(dtype, rows.dl.shape[1]) : dim;
-    result = array_make(&rows, packing ? SHEAF_U8 : SHEAF_F32, 2, shape);
-  }
-  if (result && array_take(result, "result", TAKE_ANY | TAKE_WRITE, &made) < 0) Py_CLEAR(result);
-  if (result) {
-    sheaf_operand from = {&rows.dl, 0}, to = {&made.dl, 0};
-    Py_BEGIN_ALLOW_THREADS
-    status = packing ? sheaf_quantize_rows(dtype, &from, &to) : sheaf_dequantize_rows(dtype, &from, &to);
-    Py_END_ALLOW_THREADS
-    array_drop(&made);
-    if (status != SHEAF_OK) {
-      Py_CLEAR(result);
-      raise_last_error(status);
-    }
-  }
-  if (result) result = array_finish(&rows, result);
-  array_drop(&rows);
-  return result;
-}
-
-static PyObject *quantize_rows(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-  (void)self;
-  return convert(args, count, 1);
-}
-
-static PyObject *dequantize_rows(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-  (void)self;
-  return convert(args, count, 0);
-}
-
 #define FAST(name, doc)                                                          \
   {                                                                              \
 #name, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, doc \
@@ -419,8 +368,6 @@ int add_embedding_functions(PyObject *module)
            "The gradient of embedding_bag's table. mode='max' takes the arg of the forward call. With\n"
            "per_sample_weights and weight (mean: and the forward result) also the weights' gradient:\n"
            "(table's, weights'); want='table', 'weights' or 'both' says which."),
-      {"quantize_rows", (PyCFunction)(void (*)(void))quantize_rows, METH_FASTCALL, NULL},
-      {"dequantize_rows", (PyCFunction)(void (*)(void))dequantize_rows, METH_FASTCALL, NULL},
       {NULL, NULL, 0, NULL}};
   return PyModule_AddFunctions(module, methods);
 }

@@ -96,7 +96,8 @@ enum {
   TAKE_ANY = 7,
   TAKE_WRITE = 8,   /* an output: writable, taken as it is or not at all */
   TAKE_FLAT = 16,   /* VALUES: dimensions behind the first count as one, [N, D] */
-  TAKE_DENSE = 32   /* no gaps between rows either */
+  TAKE_DENSE = 32,  /* no gaps between rows either */
+  TAKE_NEW = 64     /* WRITE: just made here, so that nobody minds, whatever its framework says of writing */
 };
 
 /* An array of the caller's for the length of one call: `dl` describes it, what is held keeps its memory alive. */
@@ -111,6 +112,8 @@ typedef struct array {
   sheaf_dtype dtype;
   array_kind kind;
   const dl_exchange *exchange;
+  void *stream;    /* KIND_OTHER on a device: where its framework works, */
+  int stream_said; /* if it says so */
   int readonly;
 } array;
 
@@ -129,14 +132,16 @@ PyObject *array_finish(const array *like, PyObject *made);
 /* By DLPack: 1 when taken, 0 when the object does not speak it, -1 with an exception. */
 int dlpack_take(PyObject *object, const char *name, array *a);
 PyObject *dlpack_make(const array *like, sheaf_dtype dtype, int rank, const int64_t *shape);
-/* The stream on which the framework of `a` works now, for arrays on a device. */
-int dlpack_stream(const array *a, void **stream);
+/* The stream on which the framework of `a` works now, for arrays on a device; `*said` is 0 when it does not say, and
+ * then the default stream is used. */
+int dlpack_stream(const array *a, void **stream, int *said);
 
 /* ---- Memory that Sheaf owns, as an array (memory_object.c) ---- */
 
 /* Takes `owner` over: `release` gets it when nobody uses the memory any more, also on failure. */
 PyObject *memory_new(const DLTensor *dl, sheaf_dtype dtype, int readonly, void *owner, void (*release)(void *owner));
-/* The same of a tensor (its reference is taken over), as an array of the kind of `like`. */
+/* The same of a tensor (its reference is taken over), as an array of the kind of `like`. On a device it is a copy in the
+ * framework's own memory, made on the current stream: who uses it there, and until when, is not Sheaf's to know. */
 PyObject *memory_of_tensor(sheaf_tensor *tensor, const array *like);
 void release_tensor(void *tensor);
 void release_object(void *object);
@@ -159,32 +164,48 @@ typedef struct op_call {
 } op_call;
 
 void call_begin(op_call *c, sheaf_op op, int inputs, int attrs);
+/* A table: values, or a QuantizedTable (embedding_functions.c). */
+int call_table(op_call *c, int slot, PyObject *weight, const char *name);
 /* NULL objects are passed over (an input that is not given). */
 int call_input(op_call *c, int slot, PyObject *object, const char *name, unsigned how);
 /* The caller's array (`given`), or a new one. `flat`: the library sees it as a matrix. */
 int call_output(op_call *c, int slot, PyObject *given, const char *name, sheaf_dtype dtype, int rank,
                 const int64_t *shape, int flat);
 int call_run(op_call *c);
+/* The stream of the framework of operand 0 becomes the thread's own, for operands on a device. `*apart` is set where
+ * others must not go on before that stream has been waited for (leave_stream): a framework that does not say where it
+ * works, or several that work on different streams. */
+int enter_stream(const array *const *operands, int count, int *apart);
+int leave_stream(const array *a, int apart);
 /* The results; a single one alone, several as a tuple. */
 PyObject *call_end(op_call *c, int status);
 
-/* While calls are traced, one object is one tensor of the graph (records.c). */
-extern int tracing;
-sheaf_tensor *traced_tensor(PyObject *object);
-int remember_traced(PyObject *object, sheaf_tensor *tensor);
+/* While calls are traced, one object is one tensor of the graph, and so is a table within autocast. Both are kept in a
+ * dictionary, {address of an object: (object, capsule of its tensor)}; NULL: none is (records.c, autocast.c). */
+extern PyObject *traced;
+PyObject *autocast_tables(void);
+sheaf_dtype autocast_dtype(void); /* NONE outside of a region */
+sheaf_tensor *kept_tensor(PyObject *kept, PyObject *object); /* a new reference, or NULL */
+int keep_tensor(PyObject *kept, PyObject *object, sheaf_tensor *tensor);
 
 /* What a kernel is and guarantees, as a dictionary (module.c). */
 PyObject *sku_dict(const sheaf_sku *sku);
 
+/* Whether PyTorch would record a gradient now (torch_way.c); as long as sheaf.torch is not imported, nobody knows. */
+int torch_records_gradients(void);
+
 /* ---- Functions and types, by file; each adds what it has to the module ---- */
 
 int add_embedding_functions(PyObject *module);
+int add_conversion_functions(PyObject *module);
 int add_segment_functions(PyObject *module);
 int add_info_functions(PyObject *module);
 int add_memory_type(PyObject *module);
 int add_plan_type(PyObject *module);
 int add_file_functions(PyObject *module);
 int add_record_functions(PyObject *module);
+int add_torch_functions(PyObject *module);
+int add_autocast_functions(PyObject *module);
 int add_shard_functions(PyObject *module);
 int add_dtensor_types(PyObject *module);
 

@@ -46,9 +46,46 @@ void release_tensor(void *tensor) { sheaf_tensor_release(tensor); }
 
 void release_object(void *object) { Py_DECREF((PyObject *)object); }
 
+/* The copy on a device; library memory is given back in the order of the stream that copies from it. */
+static PyObject *copy_on_device(const sheaf_tensor *tensor, const array *like)
+{
+  const DLTensor *dl = sheaf_tensor_dl(tensor);
+  sheaf_dtype dtype = sheaf_dtype_from_dl(dl->dtype);
+  PyObject *made = array_make(like, dtype, dl->ndim, dl->shape);
+  array to;
+  if (!made || array_take(made, "result", TAKE_ANY | TAKE_WRITE | TAKE_NEW | TAKE_DENSE, &to) < 0) {
+    Py_XDECREF(made);
+    return NULL;
+  }
+  int apart = 0, failed = to.dtype != dtype;
+  const array *operands[] = {like, &to};
+  if (failed)
+    PyErr_Format(PyExc_TypeError, "a result of %s is needed; its framework made one of %s", sheaf_dtype_name(dtype),
+                 sheaf_dtype_name(to.dtype));
+  else
+    failed = enter_stream(operands, 2, &apart) < 0;
+  size_t bytes = (size_t)array_elements(&to) * (dl->dtype.bits / 8u);
+  if (!failed && bytes) {
+    void *stream = sheaf_stream_current(dl->device);
+    sheaf_status status =
+        sheaf_device_copy(dl->device, (char *)to.dl.data + to.dl.byte_offset, sheaf_tensor_data(tensor), bytes, stream);
+    if (status != SHEAF_OK) raise_last_error(status);
+    failed = status != SHEAF_OK || leave_stream(&to, apart) < 0;
+  }
+  array_drop(&to);
+  if (failed) Py_CLEAR(made);
+  return array_finish(like, made);
+}
+
 PyObject *memory_of_tensor(sheaf_tensor *tensor, const array *like)
 {
-  PyObject *m = memory_new(sheaf_tensor_dl(tensor), sheaf_tensor_dtype(tensor), 0, tensor, release_tensor);
+  const DLTensor *dl = sheaf_tensor_dl(tensor);
+  if (dl->device.device_type != kDLCPU) {
+    PyObject *copy = copy_on_device(tensor, like);
+    sheaf_tensor_release(tensor);
+    return copy;
+  }
+  PyObject *m = memory_new(dl, sheaf_dtype_from_dl(dl->dtype), 0, tensor, release_tensor);
   if (!m) return NULL;
   PyObject *array = ask_kinds("adopt", like->object, NULL, m);
   Py_DECREF(m);
@@ -82,8 +119,7 @@ static int memory_getbuffer(PyObject *self, Py_buffer *view, int flags)
   }
   int64_t bytes = m->dl.dtype.bits / 8;
   for (int i = 0; i < m->dl.ndim; i++) bytes *= m->shape[i];
-  view->buf = (char *)m->dl.data + m->dl.byte_offset;
-  if (!m->dl.data) view->buf = m; /* of no bytes; NULL means something else to some */
+  view->buf = m->dl.data ? (char *)m->dl.data + m->dl.byte_offset : (char *)m; /* of no bytes; NULL confuses some */
   view->obj = Py_NewRef(self);
   view->len = bytes;
   view->readonly = m->readonly;

@@ -116,8 +116,8 @@ static PyMethodDef methods[] = {
      "info()\n--\n\nWhat this machine and this build offer: version, CPU, instruction set, threads, devices."},
     {"kernels", kernels, METH_NOARGS, "kernels()\n--\n\nEvery kernel of the CPU, and what it guarantees."},
     {"set_threads", set_threads, METH_O,
-     "set_threads(threads)\n--\n\nThe most threads a call may use; 0: the default. Results never depend on it."},
-    {"set_isa", set_isa, METH_O, "set_isa(isa)\n--\n\nThe instruction set of later calls: scalar, avx2 or avx512."},
+     "set_threads(threads, /)\n--\n\nThe most threads a call may use; 0: the default. Results never depend on it."},
+    {"set_isa", set_isa, METH_O, "set_isa(isa, /)\n--\n\nThe instruction set of later calls: scalar, avx2 or avx512."},
     {"clear_caches", clear_caches, METH_NOARGS,
      "clear_caches()\n--\n\nFrees the plans and the workspace that calls of this thread keep for the next ones."},
     {"set_quantized_type", set_quantized_type, METH_O, NULL},
@@ -162,8 +162,9 @@ PyMODINIT_FUNC PyInit__core(void)
   PyObject *module = PyModule_Create(&definition);
   if (!module) return NULL;
   if (find_numpy() < 0 || add_memory_type(module) < 0 || add_embedding_functions(module) < 0 ||
-      add_segment_functions(module) < 0 || add_plan_type(module) < 0 || add_file_functions(module) < 0 ||
-      add_record_functions(module) < 0 || add_shard_functions(module) < 0 || add_dtensor_types(module) < 0)
+      add_conversion_functions(module) < 0 || add_segment_functions(module) < 0 || add_plan_type(module) < 0 ||
+      add_file_functions(module) < 0 || add_record_functions(module) < 0 || add_shard_functions(module) < 0 ||
+      add_dtensor_types(module) < 0 || add_torch_functions(module) < 0 || add_autocast_functions(module) < 0)
     Py_CLEAR(module);
   return module;
 }

@@ -290,15 +290,20 @@ static int run_on_device(const plan_object *p, plan_run *r)
     if (r->given[i]) like = &r->operand[i];
   if (!like) return PyErr_SetString(PyExc_ValueError, "no operands are given"), -1;
   if (r->reporting) return PyErr_SetString(PyExc_ValueError, "a report of a device's run lies on the device"), -1;
-  if (!r->stream_given && dlpack_stream(like, &r->stream) < 0) return -1;
+  void *theirs;
+  int said;
+  if (dlpack_stream(like, &theirs, &said) < 0) return -1;
+  if (!r->stream_given) r->stream = theirs;
   int64_t shape[] = {(int64_t)p->workspace_bytes};
   PyObject *memory = array_make(like, SHEAF_U8, 1, shape);
-  int failed = !memory || array_take(memory, "workspace", TAKE_ANY | TAKE_WRITE, &workspace) < 0;
+  int failed = !memory || array_take(memory, "workspace", TAKE_ANY | TAKE_WRITE | TAKE_NEW, &workspace) < 0;
   Py_XDECREF(memory);
   if (failed) return -1;
   sheaf_status status;
   Py_BEGIN_ALLOW_THREADS
   status = run_with(p, r, workspace.dl.data);
+  /* The framework gives the workspace to others in the order of its own stream. */
+  if (status == SHEAF_OK && (!said || r->stream != theirs)) status = sheaf_stream_wait(like->dl.device, r->stream);
   Py_END_ALLOW_THREADS
   array_drop(&workspace);
   if (status != SHEAF_OK) raise_last_error(status);

@@ -73,30 +73,27 @@ static PyObject *profiler_end(PyObject *self, PyObject *unused)
 
 /* ---- Traces ---- */
 
-int tracing;             /* traces being taken, on any thread */
-static PyObject *traced; /* {address of an object: (object, capsule of its tensor)} */
+PyObject *traced; /* while a trace is being taken, on any thread */
 
 static void end_capsule(PyObject *capsule) { sheaf_tensor_release(PyCapsule_GetPointer(capsule, "tensor")); }
 
-/* The tensor that an object was in an earlier call of this trace; a new reference, or NULL. */
-sheaf_tensor *traced_tensor(PyObject *object)
+sheaf_tensor *kept_tensor(PyObject *kept, PyObject *object)
 {
-  PyObject *key = PyLong_FromVoidPtr(object), *entry = key && traced ? PyDict_GetItem(traced, key) : NULL;
+  PyObject *key = PyLong_FromVoidPtr(object), *entry = key ? PyDict_GetItem(kept, key) : NULL;
   Py_XDECREF(key);
   if (!entry) return NULL;
   return sheaf_tensor_retain(PyCapsule_GetPointer(PyTuple_GetItem(entry, 1), "tensor"));
 }
 
-/* Keeps object and tensor until the trace ends: an address must not come back as another object's. */
-int remember_traced(PyObject *object, sheaf_tensor *tensor)
+/* The object is kept too: its address must not come back as another's. */
+int keep_tensor(PyObject *kept, PyObject *object, sheaf_tensor *tensor)
 {
-  if (!traced) return 0;
   PyObject *capsule = PyCapsule_New(tensor, "tensor", end_capsule), *key = NULL, *entry = NULL;
   if (!capsule) return -1;
   sheaf_tensor_retain(tensor);
   key = PyLong_FromVoidPtr(object);
   entry = PyTuple_Pack(2, object, capsule);
-  int failed = !key || !entry || PyDict_SetItem(traced, key, entry) < 0;
+  int failed = !key || !entry || PyDict_SetItem(kept, key, entry) < 0;
   Py_DECREF(capsule);
   Py_XDECREF(key);
   Py_XDECREF(entry);
@@ -130,7 +127,7 @@ static PyObject *tracer_begin(PyObject *self, PyObject *unused)
 {
   (void)self;
   (void)unused;
-  if (tracing) {
+  if (traced) {
     PyErr_SetString(PyExc_RuntimeError, "a trace is being taken; one at a time");
     return NULL;
   }
@@ -140,7 +137,6 @@ static PyObject *tracer_begin(PyObject *self, PyObject *unused)
     Py_CLEAR(traced);
     return raise_last_error(status);
   }
-  tracing = 1;
   return Py_NewRef(Py_None);
 }
 
@@ -150,7 +146,6 @@ static PyObject *tracer_end(PyObject *self, PyObject *unused)
   (void)unused;
   sheaf_trace *graph;
   sheaf_status status = sheaf_tracer_end(&graph);
-  tracing = 0;
   Py_CLEAR(traced);
   return status == SHEAF_OK ? trace_new(graph) : raise_last_error(status);
 }
@@ -236,14 +231,18 @@ static PyObject *trace_replay(PyObject *self, PyObject *args)
     failed = 1;
   }
   PyObject *list = NULL;
+  const array *operands[MOST_INPUTS];
+  int apart = 0;
+  for (Py_ssize_t i = 0; i < count; i++) operands[i] = &taken[i];
+  if (!failed) failed = enter_stream(operands, (int)count, &apart) < 0;
   if (!failed) {
     sheaf_status status;
     Py_BEGIN_ALLOW_THREADS
     status = sheaf_trace_replay(graph, inputs, (int)count, outputs, results);
     Py_END_ALLOW_THREADS
-    if (status == SHEAF_OK)
+    if (status == SHEAF_OK && leave_stream(&taken[0], apart) == 0)
       list = collect(outputs, results, &taken[0]);
-    else
+    else if (status != SHEAF_OK)
       raise_last_error(status);
   }
   for (Py_ssize_t i = 0; i < done; i++) {

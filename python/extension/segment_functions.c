@@ -108,17 +108,16 @@ static PyObject *reduce_backward(PyObject *self, PyObject *const *args, Py_ssize
      #name "_backward" BACKWARD_DOC},                                                                \
         SHEAF_REDUCE_##reduction | (flags) | BACKWARD                                                \
   }
-#define ENTRIES(prefix, flags)                                                        \
-  ENTRY(prefix##segment_sum, SUM, flags), ENTRY(prefix##segment_mean, MEAN, flags),   \
-      ENTRY(prefix##segment_max, MAX, flags), ENTRY(prefix##segment_min, MIN, flags), \
-      ENTRY(prefix##segment_prod, PROD, flags)
+#define ENTRIES(prefix, flags)                                                                         \
+  ENTRY(prefix##_sum, SUM, flags), ENTRY(prefix##_mean, MEAN, flags), ENTRY(prefix##_max, MAX, flags), \
+      ENTRY(prefix##_min, MIN, flags), ENTRY(prefix##_prod, PROD, flags)
 
 int add_segment_functions(PyObject *module)
 {
   static struct {
     PyMethodDef method;
     int code;
-  } entries[] = {ENTRIES(, SORTED), ENTRIES(unsorted_, 0)};
+  } entries[] = {ENTRIES(segment, SORTED), ENTRIES(unsorted_segment, 0)};
   for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
     PyObject *code = PyLong_FromLong(entries[i].code);
     PyObject *function = code ? PyCFunction_New(&entries[i].method, code) : NULL;

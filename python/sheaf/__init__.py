@@ -1,5 +1,5 @@
-"""Embedding tables: lookup, embedding bags and segment reductions, forward and backward, on NumPy, PyTorch, JAX and CuPy
-arrays.
+"""Embedding tables: lookup, embedding bags and segment reductions, forward and backward, on NumPy, PyTorch, JAX and
+CuPy arrays.
 
   import numpy, sheaf
   table = numpy.random.rand(1000, 64).astype("float32")
@@ -19,6 +19,7 @@ from sheaf._core import (
   embedding_bag_backward,
   info,
   kernels,
+  nearest,
   segment_max,
   segment_max_backward,
   segment_mean,
@@ -43,8 +44,8 @@ from sheaf._core import (
   unsorted_segment_sum_backward,
 )
 from sheaf._files import load, save
-from sheaf._quantized import QuantizedTable, quantize
-from sheaf._records import profile, trace
+from sheaf._quantized import QuantizedTable, dequantize, quantize
+from sheaf._records import autocast, profile, trace
 from sheaf import shard
 
 __version__ = info()["version"]

@@ -1,20 +1,22 @@
 """Tables in files: safetensors and npy, read by mapping the file into memory, written atomically."""
 import os
+import typing
 
 from sheaf import _core, _kinds
 
 
-class Tensors(dict):
+class Tensors(dict[str, typing.Any]):
   """Arrays by name, as a safetensors file has them; `metadata` is the file's."""
 
-  metadata: dict
+  metadata: dict[str, str]
 
 
-def load(path, name=None):
+def load(path: str | bytes | os.PathLike, name: str | None = None) -> typing.Any:
   """Maps a file: an array of an npy file, the arrays by name of a safetensors file (or the one called `name`).
 
   Nothing is read before it is used; arrays are read-only and keep the file mapped. Types that Sheaf has no name for are
-  left out. bfloat16 needs the package ml_dtypes; without it such a tensor is a Memory, for frameworks to take by DLPack.
+  left out. bfloat16 needs the package ml_dtypes; without it such a tensor is a Memory, for frameworks to take by
+  DLPack.
   """
   if _is_npy(path):
     if name is not None:
@@ -30,7 +32,7 @@ def load(path, name=None):
   return tensors[name]
 
 
-def save(path, tensors, metadata=None):
+def save(path: str | bytes | os.PathLike, tensors: typing.Any, metadata: dict[str, str] | None = None) -> None:
   """Writes an array to an npy file, or arrays by name (with metadata, strings by name) to a safetensors file. What was
   there before is replaced at once, when all is written."""
   if _is_npy(path):

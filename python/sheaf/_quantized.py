@@ -1,4 +1,8 @@
 """Tables of packed int8 and int4 rows."""
+import typing
+
+import numpy
+
 from sheaf import _core
 
 
@@ -8,7 +12,7 @@ class QuantizedTable:
 
   __slots__ = ("packed", "dtype", "dim")
 
-  def __init__(self, packed, dtype, dim):
+  def __init__(self, packed: typing.Any, dtype: str, dim: int):
     """packed: uint8 [rows, bytes of a packed row]; dtype: "int8" or "int4"."""
     if dtype not in ("int8", "int4"):
       raise ValueError(f"dtype is {dtype!r}; rows are packed as 'int8' or 'int4'")
@@ -18,12 +22,12 @@ class QuantizedTable:
     self.packed, self.dtype, self.dim = packed, dtype, dim
 
   @property
-  def shape(self):
+  def shape(self) -> tuple[int, int]:
     return (self.packed.shape[0], self.dim)
 
-  def dequantize(self):
-    """The rows as float32."""
-    return _core.dequantize_rows(self.packed, self.dtype, self.dim)
+  def dequantize(self, dtype: str = "f32") -> typing.Any:
+    """The rows as f32, f64, f16 or bf16."""
+    return _core.dequantize_rows(self, dtype)
 
   def __repr__(self):
     return f"QuantizedTable({self.dtype}, {self.shape[0]} rows of {self.dim})"
@@ -32,6 +36,12 @@ class QuantizedTable:
 _core.set_quantized_type(QuantizedTable)
 
 
-def quantize(rows, dtype="int8"):
-  """Packs float32 rows [V, D] as int8 or int4: a QuantizedTable. A row with a NaN or an infinity is a ValueError."""
-  return QuantizedTable(_core.quantize_rows(rows, dtype), dtype, int(rows.shape[1]))
+def quantize(rows: typing.Any, dtype: str = "int8") -> QuantizedTable:
+  """Packs rows [V, D] as int8 or int4: a QuantizedTable. A row with a NaN or an infinity is a ValueError."""
+  packed = _core.quantize_rows(rows, dtype)
+  return QuantizedTable(packed, dtype, int(numpy.shape(rows)[1]))
+
+
+def dequantize(table: QuantizedTable, dtype: str = "f32") -> typing.Any:
+  """The rows of a QuantizedTable as f32, f64, f16 or bf16."""
+  return _core.dequantize_rows(table, dtype)

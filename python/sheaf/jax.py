@@ -75,8 +75,11 @@ def _bag_forward(weight, indices, offsets, weights, mode, include_last_offset, p
   bags = indices.shape[0] if offsets is None else offsets.shape[0] - int(include_last_offset)
   shape = (bags, weight.shape[1])
   shapes = (_like(weight, shape), _like(indices, shape)) if mode == "max" else _like(weight, shape)
-  out = _call(lambda w, i, o, p: _core.embedding_bag(i, w, o, mode, p, include_last_offset, padding_idx,
-                                                     return_arg=mode == "max"), shapes, weight, indices, offsets, weights)
+
+  def run(w, i, o, p):
+    return _core.embedding_bag(i, w, o, mode, p, include_last_offset, padding_idx, return_arg=mode == "max")
+
+  out = _call(run, shapes, weight, indices, offsets, weights)
   out, arg = out if mode == "max" else (out, None)
   table = weight if weights is not None else None
   return out, (indices, offsets, weights, arg, table, out if weights is not None else None, weight.shape[0])

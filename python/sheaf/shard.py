@@ -33,19 +33,22 @@ class Strategies(typing.NamedTuple):
   """Ways to compute an op on a mesh: all of them, the best one (None when none fits), and why in words. Each is a dict:
   placements of out and inputs, microseconds, bytes_moved, bytes_memory ..."""
 
-  all: list
-  best: dict | None
+  all: list[dict[str, typing.Any]]
+  best: dict[str, typing.Any] | None
   reason: str
 
 
-def plan(kind, mesh, *, rows, dim, indices, bags=0, bag_form="offsets", dtype="f32", index_dtype="i64", place=None,
-         out=None, latency_us=0, bandwidth_gbs=0, memory_gbs=0, memory_limit=0, compatible=False):
+def plan(kind: str, mesh: int | typing.Sequence[int], *, rows: int, dim: int, indices: int | typing.Sequence[int],
+         bags: int = 0, bag_form: str = "offsets", dtype: str = "f32", index_dtype: str = "i64",
+         place: dict[str, typing.Any] | None = None, out: typing.Any = None, latency_us: float = 0,
+         bandwidth_gbs: float = 0, memory_gbs: float = 0, memory_limit: float = 0,
+         compatible: bool = False) -> Strategies:
   """Every way to compute an op on a mesh of these sizes, and the best one. Needs no ranks.
 
-  kind: "lookup", "bag_sum", "segment_max_backward" ...; indices: their shape (segments: of the ids, with rows the number
-  of data rows and bags the number of segments). place: where inputs lie now, by name ("table", "indices", "offsets",
-  "grad_out", "data", "ids"), "R" when not said; out: where the result shall lie. The rest is what moving costs (0: an
-  assumed default) and the bytes a rank may use. compatible: exactly PyTorch DTensor's list (lookups).
+  kind: "lookup", "bag_sum", "segment_max_backward" ...; indices: their shape (segments: of the ids, with rows the
+  number of data rows and bags the number of segments). place: where inputs lie now, by name ("table", "indices",
+  "offsets", "grad_out", "data", "ids"), "R" when not said; out: where the result shall lie. The rest is what moving
+  costs (0: an assumed default) and the bytes a rank may use. compatible: exactly PyTorch DTensor's list (lookups).
   """
   mesh = (mesh,) if isinstance(mesh, int) else tuple(mesh)
   names, place = _inputs_of(kind), dict(place or {})
@@ -64,7 +67,8 @@ def plan(kind, mesh, *, rows, dim, indices, bags=0, bag_form="offsets", dtype="f
 
 
 class Tensor:
-  """A tensor that is spread over a mesh: `shape` and `dtype` of the whole, `placements`, and this rank's part, `local`."""
+  """A tensor that is spread over a mesh: `shape` and `dtype` of the whole, `placements`, and this rank's part, `local`.
+  """
 
   def __init__(self, made, mesh):
     self._made, self.mesh = made, mesh
@@ -162,8 +166,9 @@ def embedding_backward(grad_out, input, num_weights, padding_idx=None, scale_gra
 def embedding_bag(input, weight, offsets=None, mode="mean", per_sample_weights=None, include_last_offset=False,
                   padding_idx=None, *, out=None, return_arg=False, bad_index="error"):
   """sheaf.embedding_bag over tensors of a mesh. Collective."""
-  return _run(f"bag_{mode}", (weight, input, offsets, per_sample_weights), weight.mesh, out=out, padding_idx=padding_idx,
-              bag_form=_form(offsets, include_last_offset), bad_index=bad_index, wanted=3 if return_arg else 1)
+  return _run(f"bag_{mode}", (weight, input, offsets, per_sample_weights), weight.mesh, out=out,
+              padding_idx=padding_idx, bag_form=_form(offsets, include_last_offset), bad_index=bad_index,
+              wanted=3 if return_arg else 1)
 
 
 def embedding_bag_backward(grad_out, input, num_weights, offsets=None, mode="mean", per_sample_weights=None,

@@ -14,49 +14,9 @@ import torch
 from torch import Tensor
 
 from sheaf import _core
+from sheaf._torch_op import BY_KERNEL, BY_NODE, Op, is_compiling, way_of
 
 __all__ = ["Embedding", "EmbeddingBag", "embedding", "embedding_bag", "segment_reduce"]
-
-
-# ---- Ops -------------------------------------------------------------------------------------------------------------
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: True)
-
-
-class _Op:
-  """A custom op, and a short way past it: PyTorch's machinery around custom ops takes ten times as long as a small
-  lookup. Plain tensors outside of compilers, modes and transforms go straight to the kernel, with a node of the graph
-  where a gradient is wanted."""
-
-  def __init__(self, name, kernel, fake, setup=None, grad=None):
-    self.kernel, self.node = kernel, None
-    self.op = torch.library.custom_op(f"sheaf::{name}", kernel, mutates_args=())
-    self.op.register_fake(fake)
-    if grad:
-      self.op.register_autograd(grad, setup_context=setup)
-
-      def forward(ctx, *args):  # in one piece: with setup_context apart, PyTorch inspects the signature in every call
-        output = kernel(*args)
-        setup(ctx, args, output)
-        return output
-
-      members = {"forward": staticmethod(forward), "backward": staticmethod(grad)}
-      self.node = type(f"Sheaf_{name}", (torch.autograd.Function,), members)
-
-  def __call__(self, *args):
-    if torch.compiler.is_compiling() or _modes() or _transforms() is not None:
-      return self.op(*args)
-    wants_grad = False
-    for arg in args:
-      if isinstance(arg, torch.Tensor):
-        if type(arg) not in _PLAIN or arg.is_meta:
-          return self.op(*args)
-        wants_grad = wants_grad or arg.requires_grad
-    if not wants_grad or not torch.is_grad_enabled():
-      return self.kernel(*args)
-    return self.node.apply(*args) if self.node else self.op(*args)
 
 
 def _padding(index):
@@ -69,9 +29,14 @@ def _policy(values):
   return "skip" if values.is_cuda else "error"
 
 
+_HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
 def _bare(tensor):
-  """Without its gradient, which is recorded above."""
-  return tensor.detach() if tensor is not None and tensor.requires_grad else tensor
+  """Without its gradient, which is recorded above. While none is recorded, the extension does not ask for that."""
+  if tensor is None or not tensor.requires_grad or (_HAS_EXCHANGE and not torch.is_grad_enabled()):
+    return tensor
+  return tensor.detach()
 
 
 # ---- Lookup ----------------------------------------------------------------------------------------------------------
@@ -131,7 +96,7 @@ def _backward_grad(ctx, weight_grad):
 def _backward_sparse(grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int,
                      scale_grad_by_freq: bool) -> tuple[Tensor, Tensor]:
   ids, rows = _core.embedding_backward(_bare(grad), indices, num_weights, _padding(padding_idx), scale_grad_by_freq,
-                                       True)
+                                       True, bad_index=_policy(grad))
   return ids.long(), rows
 
 
@@ -146,9 +111,18 @@ def _sparse(ids, rows, num_weights):
                                  check_invariants=False)
 
 
-_lookup_op = _Op("embedding", _lookup, _lookup_fake, _lookup_setup, _lookup_grad)
-_lookup_backward = _Op("embedding_backward", _backward, _backward_fake, _backward_setup, _backward_grad)
-_lookup_backward_sparse = _Op("embedding_backward_sparse", _backward_sparse, _backward_sparse_fake)
+_lookup_op = Op("embedding", _lookup, _lookup_fake, _lookup_setup, _lookup_grad)
+_lookup_backward = Op("embedding_backward", _backward, _backward_fake, _backward_setup, _backward_grad)
+_lookup_backward_sparse = Op("embedding_backward_sparse", _backward_sparse, _backward_sparse_fake)
+
+
+def _check_tensors(function, weight, **others):
+  for name, tensor in {"weight": weight, **others}.items():
+    if not isinstance(tensor, Tensor):
+      raise TypeError(f"{function}(): argument '{name}' must be Tensor, not {type(tensor).__name__}")
+    if tensor.device != weight.device:
+      raise RuntimeError(f"Expected all tensors to be on the same device, but {name} is on {tensor.device}, weight on "
+                         f"{weight.device}")
 
 
 def _check_indices(indices, name):
@@ -177,8 +151,20 @@ def _check_padding(padding_idx, num_weights):
   return padding_idx % num_weights
 
 
-def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+              norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
   """torch.nn.functional.embedding."""
+  if max_norm is None and type(input) is Tensor and not is_compiling():
+    way = way_of(input, weight)
+    try:
+      if way == BY_KERNEL:
+        return _core.embedding(input, weight, padding_idx, padding="row",
+                               bad_index="skip" if weight.is_cuda else "error")
+      if way == BY_NODE and padding_idx is None:
+        return _lookup_op.apply(weight, input, -1, scale_grad_by_freq, sparse)
+    except (AttributeError, TypeError, ValueError):
+      pass  # said in PyTorch's terms below
+  _check_tensors("embedding", weight, indices=input)
   _check_norm(max_norm)
   _check_weight(weight)
   _check_indices(input, "indices")
@@ -240,7 +226,8 @@ def _bag_backward_sparse(grad: Tensor, indices: Tensor, offsets: Tensor | None, 
                          num_weights: int, mode: str, include_last_offset: bool, padding_idx: int,
                          scale_grad_by_freq: bool) -> tuple[Tensor, Tensor]:
   ids, rows = _core.embedding_bag_backward(_bare(grad), indices, num_weights, offsets, mode, _bare(weights),
-                                           include_last_offset, _padding(padding_idx), scale_grad_by_freq, True)
+                                           include_last_offset, _padding(padding_idx), scale_grad_by_freq, True,
+                                           bad_index=_policy(grad))
   return ids.long(), rows
 
 
@@ -255,10 +242,10 @@ def _bag_weights_backward_fake(grad, indices, offsets, weights, *_):
   return weights.new_empty(weights.shape)
 
 
-_bag_op = _Op("embedding_bag", _bag, _bag_fake, _bag_setup, _bag_grad)
-_bag_backward_op = _Op("embedding_bag_backward", _bag_backward, _bag_backward_fake)
-_bag_backward_sparse_op = _Op("embedding_bag_backward_sparse", _bag_backward_sparse, _backward_sparse_fake)
-_bag_weights_backward_op = _Op("embedding_bag_weights_backward", _bag_weights_backward, _bag_weights_backward_fake)
+_bag_op = Op("embedding_bag", _bag, _bag_fake, _bag_setup, _bag_grad)
+_bag_backward_op = Op("embedding_bag_backward", _bag_backward, _bag_backward_fake)
+_bag_backward_sparse_op = Op("embedding_bag_backward_sparse", _bag_backward_sparse, _backward_sparse_fake)
+_bag_weights_backward_op = Op("embedding_bag_weights_backward", _bag_weights_backward, _bag_weights_backward_fake)
 
 
 def _check_bags(input, offsets, mode, scale_grad_by_freq, sparse, weights):
@@ -282,9 +269,24 @@ def _check_bags(input, offsets, mode, scale_grad_by_freq, sparse, weights):
                      f"{tuple(input.shape)}")
 
 
-def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean",
-                  sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None):
+def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+                  norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+                  per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+                  padding_idx: int | None = None) -> Tensor:
   """torch.nn.functional.embedding_bag."""
+  plain = max_norm is None and per_sample_weights is None and mode != "max" and type(input) is Tensor
+  if plain and not is_compiling():
+    way = way_of(input, weight, offsets)
+    try:
+      if way == BY_KERNEL:
+        return _core.embedding_bag(input, weight, offsets, mode, None, include_last_offset, padding_idx,
+                                   bad_index="skip" if weight.is_cuda else "error")
+      if way == BY_NODE and padding_idx is None:
+        return _bag_op.apply(weight, input, offsets, None, mode, include_last_offset, -1, scale_grad_by_freq, sparse)[0]
+    except (AttributeError, TypeError, ValueError):
+      pass
+  given = {"offsets": offsets, "per_sample_weights": per_sample_weights}
+  _check_tensors("embedding_bag", weight, indices=input, **{k: v for k, v in given.items() if v is not None})
   _check_norm(max_norm)
   _check_weight(weight)
   _check_indices(input, "indices")
@@ -322,11 +324,13 @@ def _segments_backward_fake(grad, ids, data, reduce):
   return grad.new_empty((ids.shape[0],) + tuple(grad.shape[1:]))
 
 
-_segments_op = _Op("segment_reduce", _segments, _segments_fake, _segments_setup, _segments_grad)
-_segments_backward_op = _Op("segment_reduce_backward", _segments_backward, _segments_backward_fake)
+_segments_op = Op("segment_reduce", _segments, _segments_fake, _segments_setup, _segments_grad)
+_segments_backward_op = Op("segment_reduce_backward", _segments_backward, _segments_backward_fake)
 
 
-def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
+def segment_reduce(data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+                   offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False,
+                   initial: float | None = None) -> Tensor:
   """torch.segment_reduce along axis 0, over lengths, or offsets with their end."""
   if reduce not in ("sum", "mean", "max", "min", "prod"):
     raise RuntimeError(f"unsupported reduction {reduce!r}; it is sum, mean, max, min or prod")

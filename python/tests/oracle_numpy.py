@@ -31,10 +31,12 @@ class Bags:
   padding: int | None
   index_dtype: np.dtype
   offset_dtype: np.dtype
+  spaced: bool = False  # indices in every second place
 
   @property
   def indices(self):
-    return np.array([i for bag in self.bags for i in bag], self.index_dtype)
+    indices = np.array([i for bag in self.bags for i in bag], self.index_dtype)
+    return laid_out(indices, "spaced" if self.spaced else "plain")
 
   @property
   def offsets(self):
@@ -55,6 +57,24 @@ class Bags:
     return [(i, w if weighted else 1.0) for i, w in zip(self.bags[b], weights) if i != self.padding]
 
 
+def laid_out(array, layout):
+  """The same values lying otherwise: with gaps between rows, column by column, backwards, in every second place."""
+  if layout == "apart":
+    wide = np.zeros(array.shape[:-1] + (array.shape[-1] + 3,), array.dtype)
+    wide[..., 1:array.shape[-1] + 1] = array
+    return wide[..., 1:array.shape[-1] + 1]
+  if layout == "columns":
+    return np.asfortranarray(array)
+  if layout == "backwards":
+    return array[::-1].copy()[::-1]
+  if layout == "spaced":
+    return np.repeat(array, 2, axis=0)[::2]
+  return array
+
+
+LAYOUTS = ["plain", "apart", "columns", "backwards", "spaced"]
+
+
 def values(random, shape, dtype):
   """Numbers of a few bits, so that narrow types hold them exactly."""
   return (random.integers(-64, 65, shape) / 16).astype(dtype)
@@ -66,14 +86,12 @@ def bag_problems(draw, dtypes=tuple(DTYPES)):
   random = np.random.default_rng(draw(st.integers(0, 2**32)))
   lengths = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 20]), max_size=6))
   table = values(random, (rows, dim), draw(st.sampled_from(dtypes)))
-  if draw(st.booleans()):  # rows further apart than they are wide
-    wide = np.zeros((rows, dim + 3), table.dtype)
-    wide[:, 1:dim + 1] = table
-    table = wide[:, 1:dim + 1]
+  table = laid_out(table, draw(st.sampled_from(LAYOUTS)))
   bags = [[int(i) for i in random.integers(0, rows, length)] for length in lengths]
   weights = [[float(w) for w in random.integers(1, 9, length) / 8] for length in lengths]
   padding = draw(st.one_of(st.none(), st.integers(0, rows - 1)))
-  return Bags(table, bags, weights, padding, draw(st.sampled_from(INDEX_DTYPES)), draw(st.sampled_from(INDEX_DTYPES)))
+  return Bags(table, bags, weights, padding, draw(st.sampled_from(INDEX_DTYPES)), draw(st.sampled_from(INDEX_DTYPES)),
+              draw(st.booleans()))
 
 
 def bag_forward(p, mode, weighted):
@@ -128,6 +146,7 @@ def segment_problems(draw, dtypes=tuple(DTYPES)):
   shape = (rows,) + draw(st.sampled_from([(), (1,), (5,), (0,), (17,), (2, 3)]))
   data = values(random, shape, draw(st.sampled_from(dtypes)))
   data[data == 0] = 1 if draw(st.booleans()) else 0
+  data = laid_out(data, draw(st.sampled_from([layout for layout in LAYOUTS if layout != "apart" or len(shape) > 1])))
   ids = np.sort(random.integers(0, segments, rows)).astype(draw(st.sampled_from(INDEX_DTYPES)))
   return data, ids, segments
 

@@ -3,8 +3,9 @@
 # wheel (build).
 #
 # Builds the wheel once, installs it into $BUILD/venv-python together with what the tests need, and runs them; then into
-# a fresh environment of every CPython from 3.11 on that is found, with NumPy 1.26 and 2.x, for a smoke test. PyTorch, JAX
-# and mpi4py are tested where they can be installed; a sentence says which are not there.
+# a fresh environment of every CPython from 3.11 on that is found, with NumPy 1.26 and 2.x, for a smoke test; some of them
+# again with the sanitizers in the extension. PyTorch, JAX and mpi4py are tested where they can be installed; a sentence
+# says which are not there.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 mode=${1:-quick}
@@ -74,6 +75,25 @@ fresh_environments() {
   [ $failed -eq 0 ] && [ $works -gt 0 ]
 }
 
+# The extension once more, with the address and undefined-behaviour sanitizers in it, under the tests of arrays and errors.
+sanitized() {
+  local asan ubsan folder=$build/python-asan log=$build/asan.log
+  asan=$(cc -print-file-name=libasan.so) ubsan=$(cc -print-file-name=libubsan.so)
+  if [ ! -e "$asan" ] || [ ! -e "$ubsan" ]; then
+    echo "cc has no sanitizers of its own: the extension is not run under them"
+    return 0
+  fi
+  { cmake -S python -B "$folder" -DCMAKE_BUILD_TYPE=Debug -DSHEAF_PREBUILT="$build" -DCMAKE_INSTALL_PREFIX="$folder/site" \
+      -DPython_EXECUTABLE="$venv/bin/python" -DCMAKE_C_FLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer -O1 -g1" &&
+    cmake --build "$folder" --parallel && cmake --install "$folder"; } >"$log" 2>&1 || { tail -n 40 "$log"; return 1; }
+  cp python/sheaf/*.py "$folder/site/sheaf/"
+  LD_PRELOAD="$asan $ubsan" PYTHONPATH=$folder/site PYTHONDONTWRITEBYTECODE=1 OMP_WAIT_POLICY=passive \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 "$venv/bin/python" -m pytest -q \
+    -p no:cacheprovider -k 'not leaks and not lock_is' python/tests/test_arrays.py python/tests/test_extras.py \
+    python/tests/test_numpy_ops.py >"$log" 2>&1 || { tail -n 60 "$log"; return 1; }
+  echo "Under sanitizers: $(tail -n 1 "$log")"
+}
+
 failed=0
 [ "$mode" = long ] && export SHEAF_TEST_LONG=1
 fresh_environments >"$build/fresh.log" 2>&1 &
@@ -83,6 +103,7 @@ PYTHONDONTWRITEBYTECODE=1 OMP_WAIT_POLICY=passive "$venv/bin/python" -m pytest -
 [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
 wait "$fresh" || failed=1
 cat "$build/fresh.log"
+sanitized || failed=1
 
 # What a newcomer types: everything from source, in an environment of its own.
 if [ "$mode" = long ]; then

@@ -197,6 +197,10 @@ def test_nothing_leaks(tmp_path):
     sheaf.embedding_bag_backward(TABLE[:1], INDEX[None], 8, None, "sum", np.ones((1, 3), np.float32), weight=TABLE)
     sheaf.segment_prod_backward(data[:2], ids, data=data)
     sheaf.embedding_bag(INDEX[None], sheaf.quantize(TABLE, "int4"))
+    sheaf.dequantize(sheaf.quantize(TABLE.tolist(), "int8"), "f16")
+    sheaf.nearest(TABLE[:2].astype(np.float16), TABLE, 3, exclude=INDEX[:2])
+    with sheaf.autocast("f16"):
+      sheaf.embedding(INDEX, TABLE)
     plan.run(grad_out=TABLE[:3], indices=INDEX, table_grad=grad)
     sheaf.load(tmp_path / "t.npy")
     with sheaf.profile():
@@ -207,7 +211,8 @@ def test_nothing_leaks(tmp_path):
     sheaf.shard.plan("lookup", 2, rows=8, dim=3, indices=3)
     for wrong in (lambda: sheaf.embedding([99], TABLE), lambda: sheaf.embedding([1.5], TABLE),
                   lambda: sheaf.embedding([1], TABLE, out=grad), lambda: sheaf.Plan("lookup"),
-                  lambda: sheaf.embedding_bag([[1]], TABLE, mode="x"), lambda: sheaf.load(tmp_path / "none.npy")):
+                  lambda: sheaf.embedding_bag([[1]], TABLE, mode="x"), lambda: sheaf.load(tmp_path / "none.npy"),
+                  lambda: sheaf.nearest(TABLE[0], TABLE, exclude=99), lambda: sheaf.quantize(TABLE[0])):
       try:
         wrong()
       except (IndexError, TypeError, ValueError, OSError, NotImplementedError):

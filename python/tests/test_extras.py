@@ -81,6 +81,98 @@ def test_quantised_tables(dtype, steps):
     sheaf.QuantizedTable(packed.packed, dtype, 30)
 
 
+def test_rows_of_other_types_are_quantised_and_come_back_in_others():
+  packed = sheaf.quantize(TABLE.astype(np.float16), "int8")
+  assert np.array_equal(packed.packed, sheaf.quantize(TABLE.astype(np.float16).astype(np.float32), "int8").packed)
+  assert np.array_equal(sheaf.quantize(TABLE.tolist(), "int4").packed,
+                        sheaf.quantize(TABLE.astype(np.float64), "int4").packed)
+  for name in ("float64", "float16"):
+    assert np.array_equal(sheaf.dequantize(packed, name), sheaf.dequantize(packed).astype(name))
+    assert sheaf.dequantize(packed, name).dtype == name
+  with pytest.raises(ValueError, match="dtype is i64; rows come back as f32, f64, f16 or bf16"):
+    sheaf.dequantize(packed, "i64")
+  with pytest.raises(TypeError, match="a QuantizedTable is needed"):
+    sheaf.dequantize(packed.packed)
+  with pytest.raises(ValueError, match="rows have 1 dimensions; 2 are needed"):
+    sheaf.quantize(TABLE[0])
+  with pytest.raises(ValueError, match="dtype is f32; rows are packed as int8 or int4"):
+    sheaf.quantize(TABLE, "f32")
+
+
+def nearest_by_loops(query, table, k, metric, excluded=None):
+  """Row numbers and scores by NumPy in double precision."""
+  q, rows = query.astype(np.float64), table.astype(np.float64)
+  with np.errstate(invalid="ignore"):
+    scores = {"dot": rows @ q, "l2": ((rows - q)**2).sum(1),
+              "cosine": rows @ q / np.linalg.norm(q) / np.linalg.norm(rows, axis=1)}[metric]
+  order = np.argsort(scores if metric == "l2" else -scores, kind="stable")
+  order = [r for r in order if r != excluded][:k]
+  return order, scores[order]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_nearest_rows(metric, dtype):
+  table = TABLE.astype(dtype)
+  rows, scores = sheaf.nearest(table[3], table, 5, metric=metric)
+  expected, values = nearest_by_loops(table[3], table, 5, metric)
+  assert rows.tolist() == [int(r) for r in expected] and np.allclose(scores, values, rtol=1e-3)
+  assert rows.dtype == np.int64 and scores.dtype == ("float64" if dtype == "float64" else "float32")
+  rows, scores = sheaf.nearest(table[[3, 7]], table, 60, metric=metric, exclude=np.array([3, 7]))
+  assert rows.shape == scores.shape == (2, 49)  # all rows but one
+  for at, row in ((0, 3), (1, 7)):
+    assert rows[at].tolist() == [int(r) for r in nearest_by_loops(table[row], table, 60, metric, row)[0]]
+  assert sheaf.nearest(table[3], table[:, ::-1], 1, metric=metric)[0].shape == (1,)
+  packed = sheaf.quantize(TABLE, "int8")
+  assert np.array_equal(sheaf.nearest(TABLE[3], packed, 4, metric=metric)[0],
+                        sheaf.nearest(TABLE[3], packed.dequantize(), 4, metric=metric)[0])
+
+
+@pytest.mark.parametrize("call, error, words", [
+  (lambda: sheaf.nearest(TABLE[0], TABLE, 0), ValueError, "k is 0; at least 1"),
+  (lambda: sheaf.nearest(TABLE[0, :5], TABLE), ValueError, "query has 5 columns, the table 12"),
+  (lambda: sheaf.nearest(TABLE[None], TABLE), ValueError, "query 3; a table has 2, queries 1 or 2"),
+  (lambda: sheaf.nearest(TABLE[0], TABLE, metric="far"), ValueError, "metric is 'far'; it is one of cosine"),
+  (lambda: sheaf.nearest(TABLE[0], TABLE, exclude=50), IndexError, "exclude: 50 is outside the 50 rows"),
+  (lambda: sheaf.nearest(TABLE[:2], TABLE, exclude=[1]), ValueError, "exclude has 1 entries for 2 queries"),
+  (lambda: sheaf.nearest(INDEX[0], TABLE), TypeError, "query has elements of int64"),
+])
+def test_searches_that_cannot_be(call, error, words):
+  with pytest.raises(error, match=words):
+    call()
+
+
+def test_nearest_of_nothing():
+  assert sheaf.nearest(TABLE[0], TABLE[:0])[0].shape == (0,)
+  assert sheaf.nearest(TABLE[:0], TABLE, 3)[1].shape == (0, 3)
+  assert sheaf.nearest(TABLE[0], TABLE[:1], exclude=0)[0].shape == (0,)
+
+
+def test_autocast():
+  half, weights = TABLE.astype(np.float16), np.full(INDEX.shape, 0.3, np.float32)
+  sums = sheaf.embedding_bag(INDEX, half, mode="sum", per_sample_weights=weights.astype(np.float16))
+  with sheaf.autocast("f16"):
+    for _ in range(2):
+      assert sheaf.embedding(INDEX, TABLE).tobytes() == half[INDEX].tobytes()
+      assert sheaf.embedding_bag(INDEX, TABLE, mode="sum", per_sample_weights=weights).tobytes() == sums.tobytes()
+    out = np.empty((7, 12), np.float16)
+    assert sheaf.embedding_bag(INDEX, TABLE, mode="max", out=out, return_arg=True)[0] is out
+    assert sheaf.embedding_bag(INDEX, sheaf.quantize(TABLE)).dtype == np.float16
+    assert sheaf.embedding(INDEX, TABLE.astype(np.float64)).dtype == np.float64
+    assert sheaf.segment_sum(TABLE, np.zeros(50, int), 1).dtype == np.float32
+    with sheaf.autocast(enabled=False):
+      assert sheaf.embedding(INDEX, TABLE).dtype == np.float32
+    for copy in (TABLE.copy() for _ in range(100)):  # each table is kept, but not all of them
+      assert sheaf.embedding(INDEX, copy).dtype == np.float16
+    with pytest.raises(TypeError, match="out has elements of f32; f16 is needed"):
+      sheaf.embedding(INDEX, TABLE, out=np.empty((7, 4, 12), np.float32))
+  assert sheaf.embedding(INDEX, TABLE).dtype == np.float32
+  with pytest.raises(NotImplementedError, match="autocast to f32"), sheaf.autocast("f32"):
+    pass
+  with pytest.raises(ValueError, match="has not begun"):
+    sheaf._core.autocast_end()
+
+
 def test_profiles(tmp_path):
   with sheaf.profile() as p:
     sheaf.embedding(INDEX, TABLE)

@@ -19,8 +19,8 @@ def same(ours, theirs, *arguments):
   assert jnp.allclose(jax.jit(ours)(*arguments), theirs(*arguments), atol=1e-5)
   places = tuple(range(len(arguments)))
   mine = jax.jit(jax.grad(lambda *a: (ours(*a)**2).sum(), places))(*arguments)
-  for a, b in zip(mine, jax.grad(lambda *a: (theirs(*a)**2).sum(), places)(*arguments)):
-    assert jnp.allclose(a, b, atol=1e-4)
+  for got, expected in zip(mine, jax.grad(lambda *a: (theirs(*a)**2).sum(), places)(*arguments)):
+    assert jnp.allclose(got, expected, atol=1e-4)
 
 
 def test_lookups():
@@ -64,6 +64,13 @@ def test_segment_mean_and_prod():
        lambda x: jnp.stack([x[:2].mean(0), x[2], jnp.zeros(4), x[3:].mean(0)]), DATA)
   same(lambda x: sheaf.jax.segment_prod(x, IDS, 4),
        lambda x: jnp.stack([x[:2].prod(0), x[2], jnp.ones(4), x[3:].prod(0)]), DATA)
+
+
+def test_vmap():
+  tables = jnp.stack([TABLE, TABLE * 2])
+  assert jnp.array_equal(jax.vmap(lambda i: sheaf.jax.embedding(i, TABLE))(INDEX), TABLE[INDEX])
+  assert jnp.allclose(jax.vmap(lambda w: sheaf.jax.embedding_bag(INDEX, w, mode="sum"))(tables),
+                      tables[:, INDEX].sum(2), atol=1e-5)
 
 
 def test_the_package_itself_takes_jax_arrays():

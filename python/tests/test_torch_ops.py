@@ -1,4 +1,5 @@
 """sheaf.torch beside PyTorch itself: forward, gradients dense and sparse, errors, custom ops, torch.compile, export."""
+import os
 import threading
 
 import numpy as np
@@ -31,7 +32,7 @@ def compare(ours, theirs, inputs, size=25.0, positive=False):
   """The same call of both, forward and backward."""
   outputs, gradients = [], []
   for call in (ours, theirs):
-    leaves = [x.clone().requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
+    leaves = [x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
     out = call(*leaves)
     torch.manual_seed(1)
     grad = torch.rand(out.shape) if positive else torch.randn(out.shape)
@@ -47,7 +48,7 @@ def tensor(array):
   """Of NumPy's bfloat16 too."""
   if array.dtype.name == "bfloat16":
     return torch.from_numpy(array.astype(np.float32)).bfloat16()
-  return torch.from_numpy(np.ascontiguousarray(array))
+  return torch.from_numpy(array if min(array.strides, default=0) >= 0 else array.copy())
 
 
 @given(oracle.bag_problems(), st.booleans(), st.booleans())
@@ -63,7 +64,8 @@ def test_embedding_bag(p, mode, weighted, sparse, with_end):
   if not p.bags or p.table.shape[1] == 0:
     return  # refused by PyTorch
   weighted, sparse = weighted and mode == "sum", sparse and mode != "max"
-  indices, offsets = tensor(p.indices.astype(np.int64)), tensor(p.offsets_with_end if with_end else p.offsets).long()
+  indices = tensor(p.indices)
+  offsets = tensor(p.offsets_with_end if with_end else p.offsets).to(indices.dtype)
   options = {"mode": mode, "sparse": sparse, "include_last_offset": with_end, "padding_idx": p.padding}
   weights = tensor(p.flat_weights) if weighted else None
   compare(lambda w, s: sheaf.torch.embedding_bag(indices, w, offsets, per_sample_weights=s, **options),
@@ -77,14 +79,34 @@ def test_segment_reduce(problem, reduce, by_offsets):
   data, ids, segments = problem
   if 0 in data.shape:
     return
-  lengths = torch.from_numpy(np.bincount(ids, minlength=segments))
+  lengths = torch.from_numpy(np.bincount(ids, minlength=segments).astype(ids.dtype))
   where = {"offsets": torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])} if by_offsets else {"lengths": lengths}
   data = tensor(data if data.ndim > 1 else data[:, None])  # PyTorch's gradient wants two dimensions
-  data[data == 0] = 1  # PyTorch's gradient of a product with zeros is its own
+  data = torch.where(data == 0, 1, data)  # PyTorch's gradient of a product with zeros is its own
   # PyTorch shares the gradient of equal extremes only where it is positive.
   compare(lambda x: sheaf.torch.segment_reduce(x, reduce, **where),
           lambda x: torch.segment_reduce(x, reduce, **where), [data], size=1e4 if reduce == "prod" else 25,
           positive=True)
+
+
+@given(oracle.segment_problems(), st.sampled_from(["sum", "mean", "max", "min", "prod"]))
+def test_unsorted_segments_beside_scatter_reduce(problem, reduce):
+  data, ids, segments = problem
+  if data.dtype.itemsize == 2 and reduce == "prod":
+    data = np.sign(data).astype(data.dtype)  # products of 25 numbers leave f16
+  order = np.random.default_rng(5).permutation(len(ids))
+  data, ids = tensor(data[order]).requires_grad_(), tensor(ids[order])
+  grad = torch.rand((segments,) + data.shape[1:]).to(data.dtype)
+  index = ids.long().reshape((-1,) + (1,) * (data.dim() - 1)).expand_as(data)
+  theirs = torch.full(grad.shape, 1 if reduce == "prod" else 0, dtype=data.dtype).scatter_reduce(
+    0, index, data, {"max": "amax", "min": "amin"}.get(reduce, reduce), include_self=False)
+  near(getattr(sheaf, f"unsorted_segment_{reduce}")(data.detach(), ids, segments), theirs.detach(), 1e3)
+  if data.numel():
+    values = {} if reduce in ("sum", "mean") else {"data": data.detach()}
+    if reduce in ("max", "min"):
+      values["ties"] = "split"
+    near(getattr(sheaf, f"unsorted_segment_{reduce}_backward")(grad, ids, **values),
+         torch.autograd.grad(theirs, data, grad)[0], 1e3)
 
 
 def test_a_matrix_of_bags_and_other_layouts():
@@ -110,6 +132,10 @@ def test_bags_scaled_by_frequency_are_divided_by_the_rows_own_count():
   lambda m: m.embedding(I * 10, W),
   lambda m: m.embedding(I.float(), W),
   lambda m: m.embedding(I, W[0]),
+  lambda m: m.embedding([1, 2], W),
+  lambda m: m.embedding(1, W),
+  lambda m: m.embedding(I, None),
+  lambda m: m.embedding(I, W.numpy()),
   lambda m: m.embedding(I, W, padding_idx=20),
   lambda m: m.embedding_bag(I, W, torch.tensor([0])),
   lambda m: m.embedding_bag(I[0], W),
@@ -178,12 +204,15 @@ class Model(torch.nn.Module):
     return self.linear(self.bags(x) + self.rows(x).mean(1))
 
 
-def test_compiled_and_exported_models():
+# inductor compiles for half a minute
+@pytest.mark.parametrize("backend", ["aot_eager"] + (["inductor"] if os.environ.get("SHEAF_TEST_LONG") else []))
+def test_compiled_and_exported_models(backend):
   torch.manual_seed(0)
+  torch._dynamo.reset()
   ours, theirs = Model(sheaf.torch), Model(torch.nn)
   theirs.load_state_dict(ours.state_dict())
-  compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-  for out, model in ((compiled(I), ours), (theirs(I), theirs)):
+  compiled = torch.compile(ours, backend=backend, fullgraph=True)
+  for out in (compiled(I), theirs(I)):
     out.square().sum().backward()
   for mine, other in zip(ours.parameters(), theirs.parameters()):
     assert torch.allclose(mine.grad, other.grad, atol=1e-6)
@@ -219,6 +248,27 @@ def test_the_package_itself_takes_tensors():
     sheaf.embedding(I * 10, W)
 
 
+def test_tensors_whose_gradient_nobody_records():
+  leaf = W.clone().requires_grad_()
+  with torch.no_grad():
+    for call in (sheaf.embedding, sheaf.torch.embedding, sheaf.torch.Embedding.from_pretrained(leaf, freeze=False)):
+      out = call(I) if isinstance(call, torch.nn.Module) else call(I, leaf)
+      assert torch.equal(out, W[I]) and not out.requires_grad
+    assert torch.equal(sheaf.torch.embedding_bag(I, leaf, mode="sum"), sheaf.torch.embedding_bag(I, W, mode="sum"))
+  with torch.inference_mode():
+    assert torch.equal(sheaf.torch.embedding(I, leaf), W[I])
+  assert sheaf.torch.embedding(I, leaf).requires_grad
+
+
+def test_nearest_rows_and_autocast_take_tensors():
+  rows, scores = sheaf.nearest(W[[2, 9]], W, 3, metric="l2")
+  assert torch.equal(rows, torch.cdist(W[[2, 9]], W).topk(3, largest=False).indices) and scores[0, 0] == 0
+  table = W.float()
+  with sheaf.autocast("bf16"):
+    out = sheaf.embedding_bag(I, table)
+  assert out.dtype == torch.bfloat16 and torch.equal(out, sheaf.embedding_bag(I, table.bfloat16()))
+
+
 class Old(torch.Tensor):
   """A tensor as those of PyTorch before 2.9: with __dlpack__, without its table of C functions."""
 
@@ -243,6 +293,24 @@ def test_modes_and_meta_tensors_go_through_the_custom_op():
     fake = sheaf.torch.embedding(mode.from_tensor(I), mode.from_tensor(W))
     assert fake.shape == (2, 3, 3)
   assert sheaf.torch.embedding(I.to("meta"), W.to("meta")).shape == (2, 3, 3)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_function_transforms():
+  flat, offsets, tables = I.flatten(), torch.tensor([0, 2]), torch.stack([W, W * 2])
+  for call in (lambda m: torch.func.grad(lambda w: m.embedding(I, w).square().sum())(W),
+               lambda m: torch.func.grad(lambda w: m.embedding_bag(flat, w, offsets, mode="sum").square().sum())(W),
+               lambda m: torch.func.vmap(lambda i: m.embedding(i, W))(I),
+               lambda m: torch.func.vmap(lambda w: m.embedding_bag(I, w, mode="mean"))(tables),
+               lambda m: torch.func.vmap(torch.func.grad(lambda w, i: m.embedding(i, w).pow(2).sum()), (None, 0))(W, I),
+               lambda m: torch.func.jacrev(torch.func.grad(lambda w: m.embedding(I[0], w).pow(3).sum()))(W[:, :1])):
+    assert torch.allclose(call(sheaf.torch), call(F))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_traces_of_torchscript_hold_the_op():
+  traced = torch.jit.trace(lambda i: sheaf.torch.embedding(i, W) * 2, (I,))
+  assert torch.equal(traced(I.flip(0)), W[I.flip(0)] * 2)
 
 
 def test_threads_train_side_by_side():

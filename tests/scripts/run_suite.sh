@@ -22,7 +22,7 @@ stage() {
   printf '\n== %s\n' "$name"
   "$@" 2>&1 | tee "$log"
   if [ "${PIPESTATUS[0]}" -eq 0 ]; then verdict=ok; else verdict=FAILED failed=1; fi
-  text=$(grep -E 'tests passed|^[0-9]+ fuzzers|warnings in' "$log" | tail -n 1)
+  text=$(grep -E 'tests passed|^[0-9]+ fuzzers|warnings in|All checks passed' "$log" | tail -n 1)
   summary+=("$(printf '%-6s %-34s %5d s  %s' "$verdict" "$name" $((SECONDS - start)) "$text")")
 }
 
@@ -136,12 +136,20 @@ test_long() {
 # The wheel holds the libraries that the first stage built.
 test_python() { BUILD="$build" python/tests/run_python.sh "$1"; }
 
+# tidy <build folder> <folders of sources, as a|b>
+tidy() {
+  sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | grep -E "^$PWD/($2)/" | sort -u |
+    xargs -P "$jobs" -n 1 clang-tidy --quiet -p "$1" --warnings-as-errors='*' 2>&1 |
+    grep -vE '^[0-9]+ warnings? generated|^$'
+}
+
+# The extension for Python is built apart.
 lint_tidy() {
   compile "$build-clang" "${clang[@]}" -DSHEAF_CUDA=OFF || return 1
-  sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$build-clang/compile_commands.json" |
-    grep -E "^$PWD/(src|cli|examples)/" | sort -u |
-    xargs -P "$jobs" -n 1 clang-tidy --quiet -p "$build-clang" --warnings-as-errors='*' 2>&1 |
-    grep -vE '^[0-9]+ warnings? generated|^$' >"$log.tidy"
+  cmake -G Ninja -S python -B "$build-clang/python" "${clang[@]}" -DSHEAF_WERROR=ON \
+    -DSHEAF_PREBUILT="$(realpath "$build-clang")" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >"$log.tidy" 2>&1 ||
+    { cat "$log.tidy"; return 1; }
+  { tidy "$build-clang" 'src|cli|examples'; tidy "$build-clang/python" python/extension; } >"$log.tidy"
   cat "$log.tidy"
   local count
   count=$(grep -cE '(warning|error):' "$log.tidy")
@@ -152,7 +160,18 @@ lint_tidy() {
 
 lint_cppcheck() {
   cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 -j "$jobs" \
-    --suppressions-list=cmake/cppcheck-suppressions.txt -I include -I src src cli examples
+    --suppressions-list=cmake/cppcheck-suppressions.txt -I include -I src \
+    '-DPy_BEGIN_ALLOW_THREADS={' '-DPy_END_ALLOW_THREADS=}' src cli examples python/extension
+}
+
+# ruff (its rules: pyproject.toml) in an environment of its own.
+lint_ruff() {
+  local venv=$build/venv-lint
+  mkdir -p "$build"
+  if [ ! -x "$venv/bin/ruff" ]; then
+    python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check ruff || return 1
+  fi
+  "$venv/bin/ruff" check --no-cache python bench
 }
 
 case $mode in
@@ -175,6 +194,7 @@ all)
 lint)
   stage "clang-tidy" lint_tidy
   stage "cppcheck" lint_cppcheck
+  stage "ruff" lint_ruff
   ;;
 *)
   echo "run_suite.sh: quick, all or lint, not '$mode'" >&2
