@@ -38,11 +38,9 @@ typedef struct shf_local_embedding_parts {
 void shf_embedding_local_op(const shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows,
                             sheaf_embedding_desc *desc, sheaf_embedding_args *args, shf_local_embedding_parts *parts);
 
-/* Entries of the rank grouped by the rows they name, by the CPU's indices; then, where rows are dispatched, everybody
- * learns what it is asked for. `ask` is collective then. */
+/* Entries of the rank grouped by the rows they name, by the CPU's indices. */
 void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
                          shf_dispatch *d);
-void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d);
 
 /* Sums of this rank's rows over its bags, in acc. */
 sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table, void *sums);

@@ -76,8 +76,24 @@ typedef struct shf_row_source {
   int64_t rows, first, row_bytes;
 } shf_row_source;
 
-/* Copies rows by their numbers, which are the CPU's and all there. */
+/* Copies rows by their numbers, which are the CPU's and all there. On the CPU it cannot fail. */
 sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, const int64_t *ids, int64_t count, void *rows);
+
+/* Rows of an output by the places of its entries, on the CPU: those with a place in lo .. hi - 1 are copied from `rows`, to
+ * which they belong by number, ids[place] - first, or without ids in order. With `zeros`, entries with a place below 0 or
+ * from hi on get zeros; all others are left alone. */
+typedef struct shf_row_pick {
+  const int64_t *place;
+  int64_t entries;
+  int64_t lo, hi;
+  const int64_t *ids;
+  int64_t first;
+  const char *rows;
+  int64_t row_bytes;
+  char *out;
+  int zeros;
+} shf_row_pick;
+void shf_rows_pick(const shf_row_pick *pick);
 
 /* Adds a term to each of the rows named, all different: total[ids[i] - first] += terms[i]. */
 typedef struct shf_row_terms {

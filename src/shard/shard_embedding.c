@@ -299,8 +299,3 @@ void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, co
   FLOW(&e->c.flow, shf_check_indices(desc, operand, task.index_dtype, indices, entries, task.rows));
   FLOW(&e->c.flow, shf_dispatch_group(&e->c.pool, e->c.flow.mesh, &task, d));
 }
-
-void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d)
-{
-  if (e->c.strategy.dispatch) shf_dispatch_ask(&e->c.flow, &e->c.pool, d);
-}
