@@ -24,7 +24,9 @@ typedef struct bench {
   json_t *results; /* of --json, on rank 0; else NULL */
 } bench;
 
-/* One line: inputs lie as the strategy wants them; `local` is the same call with its output left as it comes. */
+/* One line: inputs lie as the strategy wants them. Its local part is the same call with its output left as it comes;
+ * where rows are dispatched, a rank's share of the same op: its part of the indices, on a table of as many rows as it
+ * holds. */
 typedef struct line {
   const char *name;
   const char *first, *index, *out; /* placements; out NULL: as it comes */
@@ -135,9 +137,10 @@ static void fill_indices(const bench *b, const sheaf_dtensor *indices)
   }
 }
 
-/* A line's op on a mesh with so many indices; 0 when there is no such strategy. */
-static int prepare(const bench *b, const line *l, sheaf_mesh *mesh, int64_t indices, call *c)
+/* A line's op on a mesh; 0 when there is no such strategy. */
+static int prepare(const bench *b, const line *l, sheaf_mesh *mesh, call *c)
 {
+  int64_t indices = b->indices;
   int bags = l->kind == SHEAF_BAG_SUM, backward = l->kind == SHEAF_LOOKUP_BACKWARD;
   *c =
       (call){SHEAF_EMBEDDING_DESC_INIT, SHEAF_SHARD_CALL_INIT, SHEAF_SHARD_EMBEDDING_ARGS_INIT, NULL, NULL, NULL, NULL};
@@ -235,17 +238,19 @@ static int measure(const bench *b, const line *l, call *whole, call *alone, figu
 static int report(const bench *b, const line *l, const figures *f)
 {
   double ratio = f->collective > 0 ? (f->time - f->local) / f->collective : 0;
+  double of_both = f->collective > 0 ? f->time / (f->local + f->collective) : 0;
   if (b->json) {
     json_t *item = json_pack("{s:s, s:f, s:I, s:f}", "case", l->name, "time_us", f->time, "bytes_sent",
                              (json_int_t)f->bytes, "local_us", f->local);
     if (f->collective > 0) {
       json_object_set_new(item, "engine_us", json_real(f->collective));
       json_object_set_new(item, "ratio", json_real(ratio));
+      json_object_set_new(item, "of_both", json_real(of_both));
     }
     return json_array_append_new(b->results, item) == 0;
   }
   printf("%-28s %10.1f %12lld %10.1f", l->name, f->time, (long long)f->bytes, f->local);
-  if (f->collective > 0) printf(" %11.1f %7.2f", f->collective, ratio);
+  if (f->collective > 0) printf(" %11.1f %7.2f %8.2f", f->collective, ratio, of_both);
   putchar('\n');
   fflush(stdout);
   return 1;
@@ -255,8 +260,14 @@ static int run_line(const bench *b, const line *l)
 {
   call whole, alone = {.out = NULL};
   figures f = {0};
-  int ready = prepare(b, l, b->mesh, b->indices, &whole), well = ready;
-  if (ready && l->dispatch) well = ready = prepare(b, l, b->one, b->indices / b->ranks, &alone);
+  bench share = *b;
+  line by_itself = *l;
+  share.rows = (b->rows + b->ranks - 1) / b->ranks;
+  share.indices = b->indices / b->ranks;
+  by_itself.first = by_itself.index = "R";
+  by_itself.dispatch = 0;
+  int ready = prepare(b, l, b->mesh, &whole), well = ready;
+  if (ready && l->dispatch) well = ready = prepare(&share, &by_itself, b->one, &alone);
   if (ready) well = measure(b, l, &whole, &alone, &f);
   if (!well)
     cli_complain(command, "%s: %s", l->name, ready ? sheaf_last_error() : "there is no such strategy on this mesh");
@@ -286,7 +297,8 @@ static int run_lines(bench *b)
   if (first && !b->json) {
     printf("%lld ranks of %d threads, table %lld x %lld f32, %lld indices\n", (long long)b->ranks, sheaf_threads(),
            (long long)b->rows, (long long)b->dim, (long long)b->indices);
-    printf("%-28s %10s %12s %10s %11s %7s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio");
+    printf("%-28s %10s %12s %10s %11s %7s %8s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio",
+           "of both");
   }
   for (size_t i = 0; i < sizeof lines / sizeof *lines && code == CLI_OK; i++) code = run_line(b, &lines[i]);
   if (b->results && code == CLI_OK)

@@ -29,7 +29,7 @@ static void release(DLDevice device, void *block, int64_t bytes)
   if (device.device_type == kDLCUDA)
     (void)sheaf_device_free(device, block);
   else
-    shf_core_free(block, (size_t)bytes);
+    shf_core_free_data(block, (size_t)bytes);
 }
 
 void shf_buffers_free(struct shf_buffers *buffers)
@@ -62,7 +62,7 @@ void *shf_buffer_get(const sheaf_mesh *mesh, DLDevice device, int64_t bytes)
       return block;
     }
   void *block = NULL;
-  if (device.device_type != kDLCUDA) return shf_core_alloc((size_t)whole);
+  if (device.device_type != kDLCUDA) return shf_core_alloc_data((size_t)whole);
   return sheaf_device_alloc(device, (size_t)whole, &block) == SHEAF_OK ? block : NULL;
 }
 

@@ -5,7 +5,7 @@
 #include "shard/shard_call.h"
 
 typedef struct shf_embedding_call {
-  shf_call c;
+  shf_call c; /* first: the one is got from the other */
   const sheaf_embedding_desc *desc;
   const sheaf_shard_embedding_args *args;
   sheaf_dtype acc;
@@ -49,6 +49,9 @@ sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table
  * Collective when rows are dispatched. */
 void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
                            shf_local_rows *rows);
+
+/* A dispatched lookup on the CPU, which needs no local op: rows go from where they come to where they belong. Collective. */
+void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_dispatch *d, sheaf_dtensor **out);
 
 /* The gradient of per-sample weights, into a new tensor. */
 void shf_embedding_weights_grad(shf_embedding_call *e, sheaf_dtensor **weights_grad);

@@ -376,11 +376,11 @@ static void check_mesh(const ranks_mesh *sizes, int repeats)
   for (int kind = SHEAF_LOOKUP; kind <= SHEAF_BAG_MAX_BACKWARD; kind++)
     for (int r = 0; r < repeats; r++) {
       setting s = {.kind = (sheaf_embedding_kind)kind};
-      int64_t extents[] = {1, ranks_size - 1, ranks_size, ranks_size + 1, 3 * ranks_size + 2, 40};
+      int64_t extents[] = {1, ranks_size - 1, ranks_size, ranks_size + 1, 3 * ranks_size + 2, 40, 2500};
       int sums = kind >= SHEAF_BAG_SUM && kind <= SHEAF_BAG_MEAN_BACKWARD;
       s.dtype = dtypes[pick(4)];
       s.index_dtype = pick(2) ? SHEAF_I64 : SHEAF_I32;
-      s.rows = extents[pick(6)];
+      s.rows = extents[pick(7)];
       if (s.rows < 1) s.rows = 1;
       s.dim = extents[pick(5)];
       if (s.dim < 1) s.dim = 1;
