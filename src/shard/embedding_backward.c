@@ -311,7 +311,7 @@ static int send_pieces(gradient *g)
   FLOW(&c->flow, shf_bags_read(c, &e->bags));
   shf_embedding_group(e, c->strategy.out, e->bags.host.indices, e->bags.entries, &g->d);
   g->is_grouped = 1;
-  if (!shf_pieces_are_less(e, &g->d, cell, row, type ? shf_core_dtype_size(type) : 0)) return 0;
+  if (!shf_pieces_are_less(e, &g->d, cell, row, type ? shf_core_dtype_size(type) : 0, &pieces)) return 0;
   weights = e->bags.host.weights;
   if (mean) {
     FLOW(&c->flow, find_coefficients(g, NULL, &coefficients));

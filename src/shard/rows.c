@@ -35,7 +35,7 @@ static void share(share_fn *work, const void *context, int64_t count, int64_t by
 
 /* ---- Copying ------------------------------------------------------------------------------------------------------ */
 
-enum { LINE = 64, AHEAD_BYTES = 8 << 10, AHEAD_MOST = 32, STREAM_BYTES = 8 << 20 };
+enum { LINE = 64, AHEAD_BYTES = 32 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128, STREAM_BYTES = 8 << 20 };
 
 /* Whether rows are stored past the cache: there are too many for it, and they are whole lines. */
 static int is_streamed(const void *to, int64_t count, int64_t row_bytes)
@@ -72,10 +72,11 @@ static void ask_for(const char *row, int64_t bytes)
   for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(row + at, 0, 2);
 }
 
-static int64_t ahead_of(int64_t row_bytes)
+/* How many rows are asked for at a time, before those that were asked for last are used. */
+static int64_t burst_of(int64_t row_bytes)
 {
-  int64_t ahead = AHEAD_BYTES / row_bytes;
-  return ahead < 2 ? 2 : ahead > AHEAD_MOST ? AHEAD_MOST : ahead;
+  int64_t burst = AHEAD_BYTES / row_bytes;
+  return burst < AHEAD_LEAST ? AHEAD_LEAST : burst > AHEAD_MOST ? AHEAD_MOST : burst;
 }
 
 typedef struct fetching {
@@ -85,14 +86,20 @@ typedef struct fetching {
   int streamed;
 } fetching;
 
+static const char *source_row(const fetching *f, int64_t at)
+{
+  return (const char *)f->source->data + (f->ids[at] - f->source->first) * f->source->row_bytes;
+}
+
 static void fetch_rows(const void *context, int64_t first, int64_t last)
 {
   const fetching *f = context;
-  int64_t bytes = f->source->row_bytes, ahead = ahead_of(bytes);
-  const char *base = (const char *)f->source->data;
+  int64_t bytes = f->source->row_bytes, burst = burst_of(bytes), asked = first;
   for (int64_t i = first; i < last; i++) {
-    if (i + ahead < last) ask_for(base + (f->ids[i + ahead] - f->source->first) * bytes, bytes);
-    copy_row(f->rows + i * bytes, base + (f->ids[i] - f->source->first) * bytes, bytes, f->streamed);
+    for (int64_t end; asked < last && asked <= i + burst;)
+      for (end = asked + burst < last ? asked + burst : last; asked < end; asked++)
+        ask_for(source_row(f, asked), bytes);
+    copy_row(f->rows + i * bytes, source_row(f, i), bytes, f->streamed);
   }
   end_stream(f->streamed);
 }
@@ -114,10 +121,14 @@ static void pick_rows(const void *context, int64_t first, int64_t last)
 {
   const picking *k = context;
   const shf_row_pick *p = k->pick;
-  int64_t bytes = p->row_bytes, ahead = ahead_of(bytes);
+  int64_t bytes = p->row_bytes, burst = burst_of(bytes), asked = first;
   for (int64_t i = first; i < last; i++) {
-    const char *next = i + ahead < last ? picked(p, i + ahead) : NULL, *row = picked(p, i);
-    if (next) ask_for(next, bytes);
+    for (int64_t end; asked < last && asked <= i + burst;)
+      for (end = asked + burst < last ? asked + burst : last; asked < end; asked++) {
+        const char *next = picked(p, asked);
+        if (next) ask_for(next, bytes);
+      }
+    const char *row = picked(p, i);
     if (row)
       copy_row(p->out + i * bytes, row, bytes, k->streamed);
     else if (p->zeros && (p->place[i] < 0 || p->place[i] >= p->hi))
@@ -195,10 +206,12 @@ static void add_row(sheaf_dtype acc, char *total, const char *term, int64_t colu
 static void add_rows(const void *context, int64_t first, int64_t last)
 {
   const adding *a = context;
-  int64_t cell = a->t->columns * shf_core_dtype_size(a->t->acc), ahead = ahead_of(cell);
+  int64_t cell = a->t->columns * shf_core_dtype_size(a->t->acc), burst = burst_of(cell), asked = first;
   unsigned mode = shf_core_fp_enter();
   for (int64_t i = first; i < last; i++) {
-    if (i + ahead < last) ask_for(a->total + (a->ids[i + ahead] - a->t->first) * cell, cell);
+    for (int64_t end; asked < last && asked <= i + burst;)
+      for (end = asked + burst < last ? asked + burst : last; asked < end; asked++)
+        ask_for(a->total + (a->ids[asked] - a->t->first) * cell, cell);
     add_row(a->t->acc, a->total + (a->ids[i] - a->t->first) * cell, a->terms + i * cell, a->t->columns);
   }
   shf_core_fp_leave(mode);
