@@ -136,6 +136,19 @@ static void find_distinct(const shf_dispatch_task *t, shf_dispatch *d, const hol
     if (d->place[i] >= 0) d->place[i] = holder[d->place[i]];
 }
 
+static void link_entries(const shf_dispatch_task *t, shf_dispatch *d)
+{
+  for (int64_t k = 0; k < d->distinct; k++) d->head[k] = -1;
+  d->linked = 0;
+  for (int64_t i = 0; i < t->entries; i++) {
+    int64_t place = d->place[i];
+    if (place < 0 || place >= d->distinct) continue;
+    d->next[i] = d->head[place];
+    d->head[place] = i;
+    d->linked++;
+  }
+}
+
 /* ---- Messages --------------------------------------------------------------------------------------------------- */
 
 sheaf_status shf_dispatch_start(const shf_dispatch *d, DLDevice device, const void *send, const int64_t *send_at,
@@ -221,6 +234,11 @@ sheaf_status shf_dispatch_group(shf_pool *pool, const sheaf_mesh *mesh, const sh
   SHF_TRY(get_slots(pool, t, &s));
   find_members(t, d, &h);
   find_distinct(t, d, &h, &s, seen, holder);
+  if (t->links) {
+    SHF_TRY(get_numbers(pool, d->distinct, &d->head));
+    SHF_TRY(get_numbers(pool, t->entries, &d->next));
+    link_entries(t, d);
+  }
   memset(d->asked_at, 0, (size_t)d->members * sizeof *d->asked_at);
   return shf_pool_get(pool, d->away * d->id_bytes, &d->wire[0]);
 }

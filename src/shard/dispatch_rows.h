@@ -20,8 +20,11 @@ typedef struct shf_dispatch {
   int64_t *owner;         /* of each of them: the member */
   int64_t *asked;         /* rows others ask this rank for */
   int64_t *place;         /* per entry: its index's place in ids; `distinct` for a row nobody here holds; -1: skipped */
-  int64_t id_bytes;       /* of an index on its way: 4 when the table's rows can be counted so */
-  void *wire[2];          /* indices on their way, asked and received */
+  int64_t *head,
+      *next;      /* linked: the last entry with each distinct index, and before each entry the one before; -1: none */
+  int64_t linked; /* entries whose index a member holds */
+  int64_t id_bytes; /* of an index on its way: 4 when the table's rows can be counted so */
+  void *wire[2];    /* indices on their way, asked and received */
 } shf_dispatch;
 
 typedef struct shf_dispatch_task {
@@ -32,6 +35,7 @@ typedef struct shf_dispatch_task {
   int64_t entries;
   sheaf_dtype index_dtype;
   int64_t skipped; /* an index that is left out (padding); -1: none */
+  int links;       /* whether entries are to be found by their index */
 } shf_dispatch_task;
 
 /* Finds the distinct indices and who has their rows. Memory comes from the pool, of the CPU. */

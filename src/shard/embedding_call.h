@@ -50,7 +50,11 @@ sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table
 void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
                            shf_local_rows *rows);
 
-/* A dispatched lookup on the CPU, which needs no local op: rows go from where they come to where they belong. Collective. */
+/* A dispatched lookup on the CPU needs no local op: rows go from where they come to where they belong. Collective. */
+static inline int shf_embedding_is_copied(const shf_embedding_call *e)
+{
+  return e->c.strategy.dispatch && e->desc->kind == SHEAF_LOOKUP && !e->quantised && shf_is_host(e->c.site.device);
+}
 void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_dispatch *d, sheaf_dtensor **out);
 
 /* The gradient of per-sample weights, into a new tensor. */

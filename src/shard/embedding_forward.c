@@ -22,12 +22,6 @@ static int is_compact(const shf_embedding_call *e)
   return e->c.strategy.dispatch || (local_type(e) != e->c.values && !e->quantised);
 }
 
-/* A lookup on the CPU needs no local op: rows go from where they come to where they belong. */
-static int is_copied(const shf_embedding_call *e)
-{
-  return e->c.strategy.dispatch && e->desc->kind == SHEAF_LOOKUP && !e->quantised && shf_is_host(e->c.site.device);
-}
-
 /* ---- Local op ----------------------------------------------------------------------------------------------------- */
 
 static sheaf_status run_local(shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows, void *out,
@@ -340,7 +334,7 @@ void shf_embedding_forward(shf_embedding_call *e)
     if (c->strategy.dispatch && is_sum(kind) && !c->exact)
       pieces.used =
           shf_pieces_are_less(e, d, e->columns * shf_core_dtype_size(e->acc), e->row_bytes, weight, &pieces.p);
-    if (is_copied(e))
+    if (shf_embedding_is_copied(e))
       shf_embedding_copy(e, table, d, &out);
     else if (!pieces.used)
       shf_embedding_compact(e, table, local_type(e), d, &rows);
@@ -352,7 +346,7 @@ void shf_embedding_forward(shf_embedding_call *e)
   if (kind == SHEAF_BAG_MAX) {
     shf_call_complete(c, now);
     run_max(e, &rows, d, now, &out, &arg);
-  } else if (!is_copied(e)) {
+  } else if (!shf_embedding_is_copied(e)) {
     run_sums(e, table, &rows, &pieces, &out);
     if (kind == SHEAF_BAG_MEAN && shf_call_is_partial(c)) shf_call_target(c, 1, now);
   }

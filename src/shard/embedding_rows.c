@@ -1,4 +1,6 @@
 /* shard/embedding_rows.c: rows that other ranks hold, brought to where indices name them. */
+#include <string.h>
+
 #include "shard/embedding_call.h"
 
 /* NOLINTBEGIN(clang-analyzer-core.*): the analyzer does not see that a flow which failed stays failed. */
@@ -57,6 +59,13 @@ void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sh
       e->quantised ? c->problem.dtype : wanted, (void *)wide, d->distinct, 0, d->distinct + 1, place, SHEAF_I64, 1};
 }
 
+/* Padding, bad indices, and rows that nobody here holds. */
+static void clear_rest(const shf_embedding_call *e, const shf_dispatch *d, char *out)
+{
+  for (int64_t i = 0; d->linked < e->bags.entries && i < e->bags.entries; i++)
+    if (d->place[i] < 0 || d->place[i] >= d->distinct) memset(out + i * e->row_bytes, 0, (size_t)e->row_bytes);
+}
+
 void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_dispatch *d, sheaf_dtensor **out)
 {
   shf_call *c = &e->c;
@@ -69,16 +78,13 @@ void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_d
   answer(e, table, d, asked, answers);
   SURELY(&c->flow, shf_dispatch_start(d, shf_host(), answers, d->asked_at, brought, d->ask_at, e->row_bytes));
   if (c->flow.status != SHEAF_OK) return;
-  shf_row_pick pick = {.place = d->place, .entries = e->bags.entries, .row_bytes = e->row_bytes};
-  pick.out = shf_dtensor_data(*out);
-  pick.lo = d->away, pick.hi = d->distinct;
-  pick.rows = shf_dtensor_data(table), pick.ids = d->ids, pick.first = e->row_lo;
-  pick.zeros = 1;
-  shf_rows_pick(&pick); /* while others travel */
+  shf_row_spread spread = {.row_bytes = e->row_bytes, .head = d->head, .next = d->next, .entries = e->bags.entries};
+  spread.out = shf_dtensor_data(*out);
+  spread.rows = shf_dtensor_data(table), spread.ids = d->ids, spread.first = e->row_lo;
+  shf_rows_spread(&spread, d->away, d->distinct); /* while others travel */
+  if (e->row_bytes > 0) clear_rest(e, d, spread.out);
   SURELY(&c->flow, shf_dispatch_finish(d));
-  pick.lo = 0, pick.hi = d->away;
-  pick.rows = brought, pick.ids = NULL;
-  pick.zeros = 0;
-  if (c->flow.status == SHEAF_OK) shf_rows_pick(&pick);
+  spread.rows = brought, spread.ids = NULL, spread.first = 0;
+  if (c->flow.status == SHEAF_OK) shf_rows_spread(&spread, 0, d->away);
 }
 /* NOLINTEND(clang-analyzer-core.*) */

@@ -104,43 +104,37 @@ static void fetch_rows(const void *context, int64_t first, int64_t last)
   end_stream(f->streamed);
 }
 
-typedef struct picking {
-  const shf_row_pick *pick;
+typedef struct spreading {
+  const shf_row_spread *spread;
+  int64_t lo; /* of the places at hand */
   int streamed;
-} picking;
+} spreading;
 
-/* Where an entry's row is; NULL when it is none of those at hand. */
-static inline const char *picked(const shf_row_pick *p, int64_t entry)
+static const char *row_of_place(const shf_row_spread *s, int64_t place)
 {
-  int64_t place = p->place[entry];
-  if (place < p->lo || place >= p->hi) return NULL;
-  return p->rows + (p->ids ? p->ids[place] - p->first : place - p->lo) * p->row_bytes;
+  return s->rows + (s->ids ? s->ids[place] - s->first : place - s->first) * s->row_bytes;
 }
 
-static void pick_rows(const void *context, int64_t first, int64_t last)
+static void spread_rows(const void *context, int64_t first, int64_t last)
 {
-  const picking *k = context;
-  const shf_row_pick *p = k->pick;
-  int64_t bytes = p->row_bytes, burst = burst_of(bytes), asked = first;
+  const spreading *k = context;
+  const shf_row_spread *s = k->spread;
+  int64_t bytes = s->row_bytes, burst = burst_of(bytes), asked = first;
   for (int64_t i = first; i < last; i++) {
     for (int64_t end; asked < last && asked <= i + burst;)
-      for (end = asked + burst < last ? asked + burst : last; asked < end; asked++) {
-        const char *next = picked(p, asked);
-        if (next) ask_for(next, bytes);
-      }
-    const char *row = picked(p, i);
-    if (row)
-      copy_row(p->out + i * bytes, row, bytes, k->streamed);
-    else if (p->zeros && (p->place[i] < 0 || p->place[i] >= p->hi))
-      memset(p->out + i * bytes, 0, (size_t)bytes);
+      for (end = asked + burst < last ? asked + burst : last; asked < end; asked++)
+        ask_for(row_of_place(s, k->lo + asked), bytes);
+    const char *row = row_of_place(s, k->lo + i);
+    for (int64_t entry = s->head[k->lo + i]; entry >= 0; entry = s->next[entry])
+      copy_row(s->out + entry * bytes, row, bytes, k->streamed);
   }
   end_stream(k->streamed);
 }
 
-void shf_rows_pick(const shf_row_pick *p)
+void shf_rows_spread(const shf_row_spread *s, int64_t lo, int64_t hi)
 {
-  const picking k = {p, is_streamed(p->out, p->entries, p->row_bytes)};
-  if (p->row_bytes > 0) share(pick_rows, &k, p->entries, p->entries * p->row_bytes);
+  const spreading k = {s, lo, is_streamed(s->out, s->entries, s->row_bytes)};
+  if (s->row_bytes > 0 && lo < hi) share(spread_rows, &k, hi - lo, (hi - lo) * s->row_bytes);
 }
 
 /* The widest type as whose elements rows can be copied: their length and place must be multiples of it. */

@@ -90,21 +90,18 @@ typedef struct shf_row_source {
 /* Copies rows by their numbers, which are the CPU's and all there. On the CPU it cannot fail. */
 sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, const int64_t *ids, int64_t count, void *rows);
 
-/* Rows of an output by the places of its entries, on the CPU: those with a place in lo .. hi - 1 are copied from `rows`, to
- * which they belong by number, ids[place] - first, or without ids in order. With `zeros`, entries with a place below 0 or
- * from hi on get zeros; all others are left alone. */
-typedef struct shf_row_pick {
-  const int64_t *place;
-  int64_t entries;
-  int64_t lo, hi;
-  const int64_t *ids;
-  int64_t first;
+/* Rows of an output of `entries` rows from those of distinct indices, on the CPU: places lo .. hi - 1 are copied to all
+ * entries that have them (shf_dispatch, linked). The row of a place is number ids[place] - first of `rows`, or without ids
+ * place - first. */
+typedef struct shf_row_spread {
   const char *rows;
-  int64_t row_bytes;
+  const int64_t *ids;
+  int64_t first, row_bytes;
+  const int64_t *head, *next;
+  int64_t entries;
   char *out;
-  int zeros;
-} shf_row_pick;
-void shf_rows_pick(const shf_row_pick *pick);
+} shf_row_spread;
+void shf_rows_spread(const shf_row_spread *spread, int64_t lo, int64_t hi);
 
 /* Adds a term to each of the rows named, all different: total[ids[i] - first] += terms[i]. */
 typedef struct shf_row_terms {
