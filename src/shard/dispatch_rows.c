@@ -62,28 +62,31 @@ static int64_t owner_of(const holders *h, int64_t row)
 
 /* ---- Distinct indices ------------------------------------------------------------------------------------------- */
 
-/* A table of slots, of which each index has one of its own, or where there are too many rows the first free one from
- * where it is scattered to. A slot holds the number of its index, counted from 1. */
+/* What is known of an index that was seen: its owner, and its number among the owner's, in one word. */
+typedef int64_t mark;
+enum { NUMBER_BITS = 38 }; /* a mesh has at most 2^24 ranks */
+static const mark nobodys = (mark)1 << 62;
+
+/* A table of slots: each index has one of its own, or where there are too many rows the first free one from where it is
+ * scattered to. A slot holds the mark of its index and 1; with that the index itself, where it could be another's. */
 typedef struct slots {
-  int64_t *at;
+  mark *marks;
+  int64_t *indices; /* NULL: each has its own */
   int bits;
-  int direct;
 } slots;
 
 static inline uint64_t slot_of(const slots *s, int64_t index)
 {
-  return s->direct ? (uint64_t)index : (uint64_t)index * 0x9e3779b97f4a7c15u >> (64 - s->bits);
+  return !s->indices ? (uint64_t)index : (uint64_t)index * 0x9e3779b97f4a7c15u >> (64 - s->bits);
 }
 
-/* The number of an index among those seen so far, `count` when it is new. */
-static inline int64_t number_of(const slots *s, uint64_t slot, int64_t index, const int64_t *seen, int64_t count)
+/* Where the mark of an index is, or is to be. */
+static inline mark *mark_of(const slots *s, int64_t index)
 {
-  for (uint64_t mask = ((uint64_t)1 << s->bits) - 1;; slot = (slot + 1) & mask) {
-    int64_t number = s->at[slot] - 1;
-    if (number < 0) s->at[slot] = count + 1;
-    if (number < 0) return count;
-    if (seen[number] == index) return number;
-  }
+  uint64_t slot = slot_of(s, index), mask = ((uint64_t)1 << s->bits) - 1;
+  while (s->indices && s->marks[slot] && s->indices[slot] != index) slot = (slot + 1) & mask;
+  if (s->indices) s->indices[slot] = index;
+  return &s->marks[slot];
 }
 
 enum { BLOCK = 256 };
@@ -96,44 +99,53 @@ static void open_block(const shf_dispatch_task *t, const slots *s, int64_t first
   else
     memcpy(block, (const int64_t *)t->indices + first, (size_t)count * sizeof *block);
   for (int64_t i = 0; i < count; i++)
-    if (block[i] >= 0 && block[i] < t->rows) __builtin_prefetch(&s->at[slot_of(s, block[i])], 1);
+    if (block[i] >= 0 && block[i] < t->rows) __builtin_prefetch(&s->marks[slot_of(s, block[i])], 1);
 }
 
-/* Numbers distinct indices as they come, then member by member. `seen` and `holder` are by the first numbers, `d->ids` and
- * `d->owner` by the second. */
-static void find_distinct(const shf_dispatch_task *t, shf_dispatch *d, const holders *h, const slots *s, int64_t *seen,
-                          int64_t *holder)
+/* Numbers distinct indices as they come, owner by owner; entries get the marks. `seen` and `marks` are of all distinct
+ * ones, of which there are as many as is returned. */
+static int64_t mark_entries(const shf_dispatch_task *t, shf_dispatch *d, const holders *h, const slots *s,
+                            int64_t *seen, mark *marks)
 {
-  int64_t count = 0, block[BLOCK], *next = d->ask_at + 1;
-  memset(d->ask_at, 0, (size_t)(d->members + 2) * sizeof *d->ask_at);
+  int64_t count = 0, block[BLOCK], *number = d->ask_at + 1; /* the next of each owner */
+  memset(d->ask_at, 0, (size_t)(d->members + 1) * sizeof *d->ask_at);
   for (int64_t first = 0; first < t->entries; first += BLOCK) {
     int64_t length = t->entries - first < BLOCK ? t->entries - first : BLOCK;
     open_block(t, s, first, length, block);
     for (int64_t i = 0; i < length; i++) {
-      int64_t index = block[i], *place = &d->place[first + i];
-      *place = -1;
+      int64_t index = block[i];
+      d->place[first + i] = -1;
       if (index < 0 || index >= t->rows || index == t->skipped) continue;
-      *place = number_of(s, slot_of(s, index), index, seen, count);
-      if (*place < count) continue;
-      seen[count] = index;
-      holder[count] = owner_of(h, index);
-      if (holder[count] >= 0) next[holder[count] + 1]++;
-      count++;
+      mark *known = mark_of(s, index);
+      if (*known == 0) {
+        int64_t owner = owner_of(h, index);
+        seen[count] = index;
+        marks[count] = owner < 0 ? nobodys : (owner << NUMBER_BITS) + number[owner]++;
+        *known = marks[count++] + 1;
+      }
+      d->place[first + i] = *known - 1;
     }
   }
-  for (int64_t g = 0; g < d->members; g++) next[g + 1] += next[g]; /* where each member's begin */
-  d->distinct = next[d->members];
+  return count;
+}
+
+static void find_distinct(const shf_dispatch_task *t, shf_dispatch *d, const holders *h, const slots *s, int64_t *seen,
+                          mark *marks)
+{
+  int64_t count = mark_entries(t, d, h, s, seen, marks), *at = d->ask_at;
+  for (int64_t g = 0; g < d->members; g++) at[g + 1] += at[g];
+  d->distinct = at[d->members];
+  d->away = at[d->members - 1];
   for (int64_t k = 0; k < count; k++) {
-    int64_t number = holder[k] < 0 ? d->distinct : next[holder[k]]++;
-    if (holder[k] >= 0) {
-      d->ids[number] = seen[k];
-      d->owner[number] = holder[k];
-    }
-    holder[k] = number;
+    if (marks[k] == nobodys) continue;
+    int64_t owner = marks[k] >> NUMBER_BITS, place = at[owner] + (marks[k] & (((mark)1 << NUMBER_BITS) - 1));
+    d->ids[place] = seen[k];
+    d->owner[place] = owner;
   }
-  d->away = d->ask_at[d->members - 1]; /* the beginnings have moved on to the ends, which are the next ones' */
-  for (int64_t i = 0; i < t->entries; i++)
-    if (d->place[i] >= 0) d->place[i] = holder[d->place[i]];
+  for (int64_t i = 0; i < t->entries; i++) {
+    mark m = d->place[i];
+    if (m >= 0) d->place[i] = m == nobodys ? d->distinct : at[m >> NUMBER_BITS] + (m & (((mark)1 << NUMBER_BITS) - 1));
+  }
 }
 
 static void link_entries(const shf_dispatch_task *t, shf_dispatch *d)
@@ -209,36 +221,36 @@ static sheaf_status get_numbers(shf_pool *pool, int64_t count, int64_t **numbers
 }
 
 /* Slots for twice as many indices as there are, or for all rows when that is not more. */
-static sheaf_status get_slots(shf_pool *pool, const shf_dispatch_task *t, slots *s)
+static void size_slots(const shf_dispatch_task *t, slots *s, int *direct)
 {
   s->bits = 4;
   while (s->bits < 62 && (int64_t)1 << s->bits < 2 * t->entries && (int64_t)1 << s->bits < t->rows) s->bits++;
-  s->direct = (int64_t)1 << s->bits >= t->rows;
-  SHF_TRY(get_numbers(pool, (int64_t)1 << s->bits, &s->at));
-  memset(s->at, 0, sizeof *s->at << s->bits);
-  return SHEAF_OK;
+  *direct = (int64_t)1 << s->bits >= t->rows;
 }
 
 sheaf_status shf_dispatch_group(shf_pool *pool, const sheaf_mesh *mesh, const shf_dispatch_task *t, shf_dispatch *d)
 {
   holders h;
-  slots s;
-  int64_t *seen, *holder;
+  slots s = {0};
+  int direct;
+  int64_t *seen, *marks, *at;
   *d = (shf_dispatch){.mesh = mesh, .members = 1, .id_bytes = t->rows <= INT32_MAX ? 4 : 8};
   for (int m = 0; m < mesh->dims; m++)
     if (t->dims >> m & 1) d->members *= mesh->size[m];
+  size_slots(t, &s, &direct);
+  int64_t room = (int64_t)1 << s.bits, short_lists = 6, long_lists = t->links ? 7 : 5;
+  /* One block for all, so that it can be large enough for huge pages. */
+  SHF_TRY(get_numbers(pool, short_lists * (d->members + 1) + long_lists * t->entries + (direct ? 1 : 2) * room, &at));
   int64_t **lists[] = {&d->member, &d->ask_at, &d->asked_at, &h.lo, &h.hi, &h.member};
-  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) SHF_TRY(get_numbers(pool, d->members + 1, lists[i]));
-  int64_t **longer[] = {&d->ids, &d->owner, &d->place, &seen, &holder};
-  for (size_t i = 0; i < sizeof longer / sizeof *longer; i++) SHF_TRY(get_numbers(pool, t->entries, longer[i]));
-  SHF_TRY(get_slots(pool, t, &s));
+  for (int64_t i = 0; i < short_lists; i++, at += d->members + 1) *lists[i] = at;
+  int64_t **longer[] = {&d->ids, &d->owner, &d->place, &seen, &marks, &d->head, &d->next};
+  for (int64_t i = 0; i < long_lists; i++, at += t->entries) *longer[i] = at;
+  s.marks = at;
+  s.indices = direct ? NULL : at + room;
+  memset(s.marks, 0, sizeof *s.marks << s.bits);
   find_members(t, d, &h);
-  find_distinct(t, d, &h, &s, seen, holder);
-  if (t->links) {
-    SHF_TRY(get_numbers(pool, d->distinct, &d->head));
-    SHF_TRY(get_numbers(pool, t->entries, &d->next));
-    link_entries(t, d);
-  }
+  find_distinct(t, d, &h, &s, seen, marks);
+  if (t->links) link_entries(t, d);
   memset(d->asked_at, 0, (size_t)d->members * sizeof *d->asked_at);
   return shf_pool_get(pool, d->away * d->id_bytes, &d->wire[0]);
 }
