@@ -35,7 +35,7 @@ static void share(share_fn *work, const void *context, int64_t count, int64_t by
 
 /* ---- Copying ------------------------------------------------------------------------------------------------------ */
 
-enum { LINE = 64, AHEAD_BYTES = 32 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128, STREAM_BYTES = 8 << 20 };
+enum { LINE = 64, AHEAD_BYTES = 12 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128, STREAM_BYTES = 8 << 20 };
 
 /* Whether rows are stored past the cache: there are too many for it, and they are whole lines. */
 static int is_streamed(const void *to, int64_t count, int64_t row_bytes)
