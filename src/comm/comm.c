@@ -138,10 +138,10 @@ sheaf_status shf_comm_start(sheaf_comm *comm, const shf_message *send, int64_t s
   for (int64_t i = 0; i < sends; i++) comm->stats.bytes_sent += send[i].bytes;
   if ((device.device_type == kDLCUDA) != (engine->memory == kDLCUDA))
     return shf_comm_bounce(comm, send, sends, receive, receives, device);
-  comm->is_under_way = engine->start != NULL;
   int failed = engine->start ? engine->start(comm->state, send, sends, receive, receives, why)
                              : engine->exchange(comm->state, send, sends, receive, receives, why);
   SHF_REQUIRE(!failed, COMM, "%s: %s", engine->name, why);
+  comm->is_under_way = engine->start != NULL;
   return SHEAF_OK;
 }
 

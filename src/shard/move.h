@@ -2,7 +2,8 @@
  *
  * An op first *prepares*: it checks, allocates all it will need, and works out its messages. Then all ranks agree that
  * everybody is ready (agree.c). Only then do they *run* messages, which can no longer fail; so no rank ever waits for
- * one that gave up. */
+ * one that gave up. (Numbers that lie in the mesh's scratch need no memory, and so no agreement: a rank that failed sends
+ * zeros, shf_dispatch_count.) */
 #ifndef SHF_SHARD_MOVE_H
 #define SHF_SHARD_MOVE_H
 
