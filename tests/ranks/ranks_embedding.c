@@ -402,6 +402,21 @@ static void check_mesh(const ranks_mesh *sizes, int repeats)
   sheaf_mesh_free(mesh);
 }
 
+/* Enough rows that they are copied and added by all threads, and stored past the cache. */
+static void check_large(const ranks_mesh *sizes)
+{
+  sheaf_mesh *mesh;
+  OK(sheaf_mesh_create(sizes->size, sizes->dims, ranks_comm, &mesh));
+  for (int kind = SHEAF_LOOKUP; kind <= SHEAF_LOOKUP_BACKWARD; kind++) {
+    setting s = {.kind = (sheaf_embedding_kind)kind, .dtype = SHEAF_F32, .index_dtype = SHEAF_I64, .bad = 1};
+    s.rows = 3001;
+    s.dim = 640;
+    s.bags = 4000 * ranks_size;
+    check_setting(&s, mesh, sizes);
+  }
+  sheaf_mesh_free(mesh);
+}
+
 int ranks_main(int argc, char **argv)
 {
   (void)argc, (void)argv;
@@ -409,5 +424,6 @@ int ranks_main(int argc, char **argv)
   ranks_open();
   int count = ranks_meshes(meshes), repeats = getenv("SHEAF_TEST_QUICK") ? 3 : 12;
   for (int i = 0; i < count; i++) check_mesh(&meshes[i], repeats);
+  if (ranks_size == 2 || ranks_size == 3) check_large(&meshes[0]);
   return ranks_close("embedding", cases);
 }
