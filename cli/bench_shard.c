@@ -29,7 +29,9 @@ typedef struct bench {
 
 const bench_shard_sizes bench_shard_usual = {131072, 64, 131072, 11}, bench_shard_quick = {16384, 64, 16384, 5};
 
-/* One line: inputs lie as the strategy wants them; `local` is the same call with its output left as it comes. */
+/* One line: inputs lie as the strategy wants them. Its local part is the same call with its output left as it comes;
+ * where rows are dispatched, a rank's share of the same op: its part of the indices, on a table of as many rows as it
+ * holds. */
 typedef struct line {
   const char *name;
   const char *first, *index, *out; /* placements; out NULL: as it comes */
@@ -140,9 +142,10 @@ static void fill_indices(const bench *b, const sheaf_dtensor *indices)
   }
 }
 
-/* A line's op on a mesh with so many indices; 0 when there is no such strategy. */
-static int prepare(const bench *b, const line *l, sheaf_mesh *mesh, int64_t indices, call *c)
+/* A line's op on a mesh; 0 when there is no such strategy. */
+static int prepare(const bench *b, const line *l, sheaf_mesh *mesh, call *c)
 {
+  int64_t indices = b->indices;
   int bags = l->kind == SHEAF_BAG_SUM, backward = l->kind == SHEAF_LOOKUP_BACKWARD;
   *c =
       (call){SHEAF_EMBEDDING_DESC_INIT, SHEAF_SHARD_CALL_INIT, SHEAF_SHARD_EMBEDDING_ARGS_INIT, NULL, NULL, NULL, NULL};
@@ -240,6 +243,7 @@ static int measure(const bench *b, const line *l, call *whole, call *alone, figu
 static int report(const bench *b, const line *l, const figures *f)
 {
   double ratio = f->collective > 0 ? (f->time - f->local) / f->collective : 0;
+  double of_both = f->collective > 0 ? f->time / (f->local + f->collective) : 0;
   json_t *item = json_pack("{s:s, s:s, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:I, s:f}", "suite", "shard", "case", l->name,
                            "ranks", (json_int_t)b->ranks, "threads", sheaf_threads(), "runs", (json_int_t)b->runs,
                            "rows", (json_int_t)b->rows, "dim", (json_int_t)b->dim, "entries", (json_int_t)b->indices,
@@ -247,11 +251,12 @@ static int report(const bench *b, const line *l, const figures *f)
   if (f->collective > 0) {
     json_object_set_new(item, "engine_ns", json_real(1e3 * f->collective));
     json_object_set_new(item, "engine_ratio", json_real(ratio));
+    json_object_set_new(item, "of_both", json_real(of_both));
   }
   if (json_array_append_new(b->results, item) != 0) return 0;
   if (!b->text || sheaf_comm_rank(b->comm) != 0) return 1;
   printf("%-28s %10.1f %12lld %10.1f", l->name, f->time, (long long)f->bytes, f->local);
-  if (f->collective > 0) printf(" %11.1f %7.2f", f->collective, ratio);
+  if (f->collective > 0) printf(" %11.1f %7.2f %8.2f", f->collective, ratio, of_both);
   putchar('\n');
   fflush(stdout);
   return 1;
@@ -261,8 +266,14 @@ static int run_line(const bench *b, const line *l)
 {
   call whole, alone = {.out = NULL};
   figures f = {0};
-  int ready = prepare(b, l, b->mesh, b->indices, &whole), well = ready;
-  if (ready && l->dispatch) well = ready = prepare(b, l, b->one, b->indices / b->ranks, &alone);
+  bench share = *b;
+  line by_itself = *l;
+  share.rows = (b->rows + b->ranks - 1) / b->ranks;
+  share.indices = b->indices / b->ranks;
+  by_itself.first = by_itself.index = "R";
+  by_itself.dispatch = 0;
+  int ready = prepare(b, l, b->mesh, &whole), well = ready;
+  if (ready && l->dispatch) well = ready = prepare(&share, &by_itself, b->one, &alone);
   if (ready) well = measure(b, l, &whole, &alone, &f);
   if (!well)
     cli_complain(command, "%s: %s", l->name, ready ? sheaf_last_error() : "there is no such strategy on this mesh");
@@ -292,7 +303,8 @@ static int run_lines(bench *b)
     printf("%lld rank%s of %d thread%s, table %lld x %lld f32, %lld indices\n", (long long)b->ranks,
            b->ranks == 1 ? "" : "s", sheaf_threads(), sheaf_threads() == 1 ? "" : "s", (long long)b->rows,
            (long long)b->dim, (long long)b->indices);
-    printf("%-28s %10s %12s %10s %11s %7s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio");
+    printf("%-28s %10s %12s %10s %11s %7s %8s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio",
+           "of both");
   }
   for (int i = 0; i < CLI_LENGTH(lines) && code == CLI_OK; i++)
     if (bench_name_has(lines[i].name, b->words)) code = run_line(b, &lines[i]);

@@ -269,9 +269,9 @@ const cli_command cli_commands[] = {
     {"bench shard", "", "ops over ranks, beside the engine's own collectives",
      "Under mpirun. Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows. For each: "
      "the time of a call, bytes rank 0 sent, the part of the time that is a rank's own work (local: the same call with "
-     "its sums left to be made, or by one rank alone), the engine's own collective on as many bytes, and the rest of "
-     "the "
-     "time over that (ratio: 1 is the engine's own speed).",
+     "its sums left to be made; where rows are dispatched, one rank's share of the op by itself), the engine's own "
+     "collective on as many bytes, the rest of the time over that (ratio: 1 is the engine's own speed), and the whole "
+     "time over the two together (of both).",
      WITH(bench_shard_options), NULL},
     {"shard", "PART", "plan, check and measure work that is spread over ranks",
      "Work that is spread over ranks. PART is plan, verify or profile; each has a --help of its own.", NULL, 0,

@@ -304,6 +304,17 @@ stdout_has '"failure": "4 strategies, expected 1"'
 { printf '{"cases": [{"mesh": [2], "op": "x'; printf 'é%.0s' {1..40}; printf '"}]}'; } >"$scratch/wide.json"
 expect "shard verify --json of a name cut short" 1 shard verify --json "$scratch/wide.json"
 valid_json
+if command -v python3 >/dev/null 2>&1; then # strategies and costs of cases that no file holds
+  tests=$(dirname "$0")
+  if python3 "$tests/scripts/strategy_cases.py" "$tests/dtensor_strategies.json" "$scratch/invented.json" 150 >"$out"; then
+    expect "shard verify of cases at random" 0 shard verify "$scratch/invented.json"
+    stdout_ends "150 passed, 0 failed"
+  else
+    note_failure "strategy_cases.py: $(cat "$out")"
+  fi
+else
+  echo "skipped: shard verify of cases at random (no python3 here)"
+fi
 expect "shard profile --json" 0 shard profile --engine self --megabytes 1 --json --save "$scratch/profile.json"
 valid_json
 [[ $(<"$out") == "$(<"$scratch/profile.json")" ]] || note_failure "$name: --json and --save differ"

@@ -317,6 +317,27 @@ static void test_a_sharded_table_stays_where_it_is(void **state)
   assert_true((double)(clock() - start) / CLOCKS_PER_SEC < 10); /* 192 plans, of up to 1024 ranks */
 }
 
+static void test_thousands_of_ranks_are_planned_within_a_second(void **state)
+{
+  (void)state;
+  static const int64_t sizes[][3] = {{8192, 1, 1}, {64, 64, 1}, {16, 64, 1}, {8, 16, 32}};
+  for (int n = 0; n < 4; n++) {
+    int dims = sizes[n][2] > 1 ? 3 : sizes[n][1] > 1 ? 2 : 1;
+    clock_t start = clock();
+    sheaf_mesh *mesh = mesh_of(dims, sizes[n]);
+    sheaf_shard_problem p = lookup_on(mesh, SHEAF_LOOKUP);
+    p.rows = 1000000000;
+    p.index_shape[0] = 8192;
+    p.in[0][0] = p.in[1][dims - 1] = sheaf_shard(0);
+    sheaf_strategy_list *list;
+    assert_non_null(choose(&p, NULL, &list));
+    sheaf_strategy_list_free(list);
+    sheaf_mesh_free(mesh);
+    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+    assert_true(getenv("SHEAF_TEST_QUICK") || seconds < 1); /* quick: sanitizers, which take some times as long */
+  }
+}
+
 static void test_the_wanted_output_counts(void **state)
 {
   (void)state;
@@ -435,6 +456,7 @@ int main(void)
       cmocka_unit_test(test_the_list_without_additions_is_the_compatible_one),
       cmocka_unit_test(test_a_table_with_fewer_rows_than_ranks_still_runs_row_wise),
       cmocka_unit_test(test_a_sharded_table_stays_where_it_is),
+      cmocka_unit_test(test_thousands_of_ranks_are_planned_within_a_second),
       cmocka_unit_test(test_the_wanted_output_counts),
       cmocka_unit_test(test_the_memory_limit_is_kept),
       cmocka_unit_test(test_an_engine_that_is_not_there_is_unavailable),

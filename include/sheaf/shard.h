@@ -77,8 +77,8 @@ typedef struct sheaf_mesh sheaf_mesh;
 
 /* A mesh of sizes[0] x sizes[1] x ... ranks, over a communicator of as many (borrowed, it outlives the mesh), or with
  * comm NULL over none: good for planning. Collective calls on the tensors of one communicator are made by one thread at
- * a time. A mesh keeps up to sixteen buffers of past calls, none above 1 GiB, for the next ones; freeing it
- * frees them. */
+ * a time. A mesh keeps up to 64 buffers of past calls, of 4 GiB together and none above 1 GiB, for the next ones; freeing
+ * it frees them. */
 SHEAF_API sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm, sheaf_mesh **mesh);
 SHEAF_API void sheaf_mesh_free(sheaf_mesh *mesh);
 SHEAF_API int sheaf_mesh_dims(const sheaf_mesh *mesh);

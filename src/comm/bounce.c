@@ -10,7 +10,7 @@
 void *shf_comm_alloc(const sheaf_comm *comm, size_t bytes)
 {
   void *memory = NULL;
-  if (comm->engine->memory != kDLCUDA) return shf_core_alloc(bytes);
+  if (comm->engine->memory != kDLCUDA) return shf_core_alloc_data(bytes);
   return sheaf_device_alloc((DLDevice){kDLCUDA, comm->device}, bytes, &memory) == SHEAF_OK ? memory : NULL;
 }
 
@@ -20,7 +20,7 @@ void shf_comm_free(const sheaf_comm *comm, void *memory, size_t bytes)
   if (comm->engine->memory == kDLCUDA)
     (void)sheaf_device_free((DLDevice){kDLCUDA, comm->device}, memory);
   else
-    shf_core_free(memory, bytes);
+    shf_core_free_data(memory, bytes);
 }
 
 void shf_comm_free_bounce(sheaf_comm *comm)

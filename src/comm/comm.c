@@ -129,17 +129,36 @@ sheaf_status shf_comm_gather(sheaf_comm *comm, const void *mine, int64_t bytes, 
   return SHEAF_OK;
 }
 
-sheaf_status shf_comm_exchange(sheaf_comm *comm, const shf_message *send, int64_t sends, const shf_message *receive,
-                               int64_t receives, DLDevice device)
+sheaf_status shf_comm_start(sheaf_comm *comm, const shf_message *send, int64_t sends, const shf_message *receive,
+                            int64_t receives, DLDevice device)
 {
+  const shf_engine *engine = comm->engine;
   char why[SHF_COMM_TEXT] = "";
   comm->stats.exchanges++;
   for (int64_t i = 0; i < sends; i++) comm->stats.bytes_sent += send[i].bytes;
-  if ((device.device_type == kDLCUDA) != (comm->engine->memory == kDLCUDA))
+  if ((device.device_type == kDLCUDA) != (engine->memory == kDLCUDA))
     return shf_comm_bounce(comm, send, sends, receive, receives, device);
-  SHF_REQUIRE(comm->engine->exchange(comm->state, send, sends, receive, receives, why) == 0, COMM, "%s: %s",
-              comm->engine->name, why);
+  int failed = engine->start ? engine->start(comm->state, send, sends, receive, receives, why)
+                             : engine->exchange(comm->state, send, sends, receive, receives, why);
+  SHF_REQUIRE(!failed, COMM, "%s: %s", engine->name, why);
+  comm->is_under_way = engine->start != NULL;
   return SHEAF_OK;
+}
+
+sheaf_status shf_comm_finish(sheaf_comm *comm)
+{
+  char why[SHF_COMM_TEXT] = "";
+  if (!comm->is_under_way) return SHEAF_OK;
+  comm->is_under_way = 0;
+  SHF_REQUIRE(comm->engine->finish(comm->state, why) == 0, COMM, "%s: %s", comm->engine->name, why);
+  return SHEAF_OK;
+}
+
+sheaf_status shf_comm_exchange(sheaf_comm *comm, const shf_message *send, int64_t sends, const shf_message *receive,
+                               int64_t receives, DLDevice device)
+{
+  SHF_TRY(shf_comm_start(comm, send, sends, receive, receives, device));
+  return shf_comm_finish(comm);
 }
 
 enum { MAX_REPEATS = 101 };

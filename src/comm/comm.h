@@ -9,7 +9,7 @@
 extern const shf_engine shf_engine_self;
 
 /* What a plug-in with an engine gives (core/plugin.h). */
-enum { SHF_COMM_ABI = 2 };
+enum { SHF_COMM_ABI = 3 };
 typedef struct shf_comm_plugin {
   shf_plugin_head head;
   const shf_engine *engine;
@@ -21,8 +21,9 @@ struct sheaf_comm {
   int64_t rank, size;
   int device; /* of engines whose messages lie on one */
   sheaf_comm_stats stats;
-  int *flags;   /* one for each rank, for sheaf_comm_measure */
-  void *bounce; /* for messages that lie where the engine cannot take them (bounce.c) */
+  int is_under_way; /* an exchange that was started */
+  int *flags;       /* one for each rank, for sheaf_comm_measure */
+  void *bounce;     /* for messages that lie where the engine cannot take them (bounce.c) */
   size_t bounce_bytes;
 };
 
@@ -35,6 +36,12 @@ sheaf_status shf_comm_open(const shf_engine *engine, const shf_engine_start *sta
 sheaf_status shf_comm_gather(sheaf_comm *comm, const void *mine, int64_t bytes, void *all);
 sheaf_status shf_comm_exchange(sheaf_comm *comm, const shf_message *send, int64_t sends, const shf_message *receive,
                                int64_t receives, DLDevice device);
+
+/* The same in two halves: between them a rank may work, but not communicate. Messages travel meanwhile as far as the
+ * engine can do that; the data of both lists is left alone. */
+sheaf_status shf_comm_start(sheaf_comm *comm, const shf_message *send, int64_t sends, const shf_message *receive,
+                            int64_t receives, DLDevice device);
+sheaf_status shf_comm_finish(sheaf_comm *comm);
 
 /* Messages that lie in other memory than the engine's, by way of a buffer there: bounce.c. */
 sheaf_status shf_comm_bounce(sheaf_comm *comm, const shf_message *send, int64_t sends, const shf_message *receive,

@@ -15,7 +15,7 @@ static const int64_t piece_bytes = (int64_t)1 << 30; /* MPI counts in int */
 typedef struct mpi_state {
   MPI_Comm comm; /* a duplicate: no message of the caller's can be mistaken for one of ours */
   MPI_Request *requests;
-  int64_t room;
+  int64_t room, posted;
 } mpi_state;
 
 static void finalize_at_exit(void)
@@ -106,8 +106,8 @@ static void mpi_abandon(void *state, const char *sentence)
   MPI_Abort(s->comm, 1);
 }
 
-static int mpi_exchange(void *state, const shf_message *send, int64_t sends, const shf_message *receive,
-                        int64_t receives, char *why)
+static int mpi_start(void *state, const shf_message *send, int64_t sends, const shf_message *receive, int64_t receives,
+                     char *why)
 {
   mpi_state *s = state;
   int64_t needed = pieces_of(send, sends) + pieces_of(receive, receives);
@@ -122,10 +122,22 @@ static int mpi_exchange(void *state, const shf_message *send, int64_t sends, con
     s->requests = more;
     s->room = needed;
   }
-  int64_t posted = post(s, receive, receives, 1, 0);
-  posted = post(s, send, sends, 0, posted);
-  if (MPI_Waitall((int)posted, s->requests, MPI_STATUSES_IGNORE) == MPI_SUCCESS) return 0;
+  s->posted = post(s, receive, receives, 1, 0);
+  s->posted = post(s, send, sends, 0, s->posted);
+  return 0;
+}
+
+static int mpi_finish(void *state, char *why)
+{
+  mpi_state *s = state;
+  if (MPI_Waitall((int)s->posted, s->requests, MPI_STATUSES_IGNORE) == MPI_SUCCESS) return 0;
   return snprintf(why, SHF_COMM_TEXT, "MPI_Waitall failed"), 1;
+}
+
+static int mpi_exchange(void *state, const shf_message *send, int64_t sends, const shf_message *receive,
+                        int64_t receives, char *why)
+{
+  return mpi_start(state, send, sends, receive, receives, why) || mpi_finish(state, why);
 }
 
 static int mpi_measure(void *state, sheaf_collective collective, char *send, char *receive, int64_t bytes,
@@ -157,7 +169,9 @@ static const shf_engine engine = {.name = "mpi",
                                   .gather = mpi_gather,
                                   .exchange = mpi_exchange,
                                   .abandon = mpi_abandon,
-                                  .measure = mpi_measure};
+                                  .measure = mpi_measure,
+                                  .start = mpi_start,
+                                  .finish = mpi_finish};
 
 static const shf_comm_plugin plugin = {{SHF_COMM_ABI, SHEAF_VERSION_STRING}, &engine};
 

@@ -79,6 +79,21 @@ sheaf_status sheaf_table_alloc(size_t bytes, void **memory)
   return SHEAF_OK;
 }
 
+void *shf_core_alloc_data(size_t bytes)
+{
+  void *memory = NULL;
+  if (bytes < HUGE_PAGE) return shf_core_alloc(bytes);
+  return sheaf_table_alloc(bytes, &memory) == SHEAF_OK ? memory : NULL;
+}
+
+void shf_core_free_data(void *memory, size_t bytes)
+{
+  if (bytes < HUGE_PAGE)
+    shf_core_free(memory, bytes);
+  else
+    sheaf_table_free(memory, bytes);
+}
+
 void sheaf_table_free(void *memory, size_t bytes)
 {
   if (!memory) return;

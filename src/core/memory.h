@@ -9,6 +9,10 @@
 void *shf_core_alloc(size_t bytes);
 void shf_core_free(void *memory, size_t bytes);
 
+/* The same for rows and messages: what is large lies on huge pages, as tables do. */
+void *shf_core_alloc_data(size_t bytes);
+void shf_core_free_data(void *memory, size_t bytes);
+
 /* Fails with OUT_OF_MEMORY: "<what> needs <bytes> bytes, which could not be allocated". */
 void shf_core_say_no_memory(const char *what, size_t bytes) __attribute__((cold));
 static inline sheaf_status shf_core_no_memory(const char *what, size_t bytes)

@@ -19,6 +19,12 @@ shf_message *shf_mesh_messages(const sheaf_mesh *mesh, int receiving)
   return lists + (receiving ? mesh->ranks : 0);
 }
 
+int64_t *shf_mesh_numbers(const sheaf_mesh *mesh, int receiving)
+{
+  int64_t *numbers = (int64_t *)(void *)(shf_mesh_messages(mesh, 1) + mesh->ranks);
+  return numbers + (receiving ? 2 * mesh->ranks : 0);
+}
+
 const int64_t *shf_agree_facts(const sheaf_mesh *mesh, int64_t rank) { return records(mesh)[rank].facts; }
 
 /* FNV-1a. */

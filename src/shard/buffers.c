@@ -1,19 +1,21 @@
 /* shard/buffers.c: large buffers that a mesh keeps for its next calls.
  *
  * Fresh memory costs a page fault every 4 KiB, more than sending what is in it, and on a device it stops everything.
- * What calls and their outputs need is therefore taken from here and given back: a mesh keeps the few largest. Sizes are
- * rounded up by at most an eighth, so that a block serves calls of nearly the same size. */
+ * What calls and their outputs need is therefore taken from here and given back: a mesh keeps what was used last. Sizes
+ * are rounded up by at most an eighth, so that a block serves calls of nearly the same size. */
 #include "shard/shard_impl.h"
 
-enum { KEPT = 16, LEAST = 64 << 10, LARGEST = 1 << 30 };
+enum { KEPT = 64, LEAST = 64 << 10, LARGEST = 1 << 30 };
+static const int64_t all_bytes = (int64_t)4 << 30; /* of everything that is kept */
 
 struct shf_buffers {
   int count;
-  struct {
+  int64_t bytes;
+  struct kept {
     char *block;
     int64_t bytes;
     DLDevice device;
-  } at[KEPT];
+  } at[KEPT]; /* in the order in which they were given back */
 };
 
 sheaf_status shf_buffers_create(struct shf_buffers **buffers)
@@ -21,6 +23,7 @@ sheaf_status shf_buffers_create(struct shf_buffers **buffers)
   *buffers = shf_core_alloc(sizeof **buffers);
   if (!*buffers) return shf_core_no_memory("a mesh", sizeof **buffers);
   (*buffers)->count = 0;
+  (*buffers)->bytes = 0;
   return SHEAF_OK;
 }
 
@@ -29,7 +32,7 @@ static void release(DLDevice device, void *block, int64_t bytes)
   if (device.device_type == kDLCUDA)
     (void)sheaf_device_free(device, block);
   else
-    shf_core_free(block, (size_t)bytes);
+    shf_core_free_data(block, (size_t)bytes);
 }
 
 void shf_buffers_free(struct shf_buffers *buffers)
@@ -48,6 +51,16 @@ static int64_t rounded(int64_t bytes)
   return (bytes + step - 1) / step * step;
 }
 
+/* Takes a block out of those that are kept. */
+static struct kept take(struct shf_buffers *buffers, int place)
+{
+  struct kept taken = buffers->at[place];
+  buffers->count--;
+  buffers->bytes -= taken.bytes;
+  for (int i = place; i < buffers->count; i++) buffers->at[i] = buffers->at[i + 1];
+  return taken;
+}
+
 static int is_on(DLDevice a, DLDevice b) { return a.device_type == b.device_type && a.device_id == b.device_id; }
 
 void *shf_buffer_get(const sheaf_mesh *mesh, DLDevice device, int64_t bytes)
@@ -55,14 +68,10 @@ void *shf_buffer_get(const sheaf_mesh *mesh, DLDevice device, int64_t bytes)
   if (bytes == 0) return NULL;
   struct shf_buffers *buffers = mesh->buffers;
   int64_t whole = rounded(bytes);
-  for (int i = 0; i < buffers->count; i++)
-    if (buffers->at[i].bytes == whole && is_on(buffers->at[i].device, device)) {
-      char *block = buffers->at[i].block;
-      buffers->at[i] = buffers->at[--buffers->count];
-      return block;
-    }
+  for (int i = buffers->count - 1; i >= 0; i--) /* the last one may still be in the cache */
+    if (buffers->at[i].bytes == whole && is_on(buffers->at[i].device, device)) return take(buffers, i).block;
   void *block = NULL;
-  if (device.device_type != kDLCUDA) return shf_core_alloc((size_t)whole);
+  if (device.device_type != kDLCUDA) return shf_core_alloc_data((size_t)whole);
   return sheaf_device_alloc(device, (size_t)whole, &block) == SHEAF_OK ? block : NULL;
 }
 
@@ -71,18 +80,14 @@ void shf_buffer_put(const sheaf_mesh *mesh, DLDevice device, void *memory, int64
   if (!memory) return;
   struct shf_buffers *buffers = mesh->buffers;
   bytes = rounded(bytes);
-  int least = 0;
-  for (int i = 1; i < buffers->count; i++)
-    if (buffers->at[i].bytes < buffers->at[least].bytes) least = i;
-  if (bytes < LEAST || bytes > LARGEST || (buffers->count == KEPT && buffers->at[least].bytes >= bytes)) {
+  if (bytes < LEAST || bytes > LARGEST) {
     release(device, memory, bytes);
     return;
   }
-  if (buffers->count == KEPT) { /* the smallest of all goes */
-    release(buffers->at[least].device, buffers->at[least].block, buffers->at[least].bytes);
-    buffers->at[least] = buffers->at[--buffers->count];
+  while (buffers->count == KEPT || (buffers->count && buffers->bytes + bytes > all_bytes)) {
+    struct kept oldest = take(buffers, 0);
+    release(oldest.device, oldest.block, oldest.bytes);
   }
-  buffers->at[buffers->count].block = memory;
-  buffers->at[buffers->count].device = device;
-  buffers->at[buffers->count++].bytes = bytes;
+  buffers->at[buffers->count++] = (struct kept){memory, bytes, device};
+  buffers->bytes += bytes;
 }

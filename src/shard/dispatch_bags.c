@@ -25,31 +25,44 @@ static int64_t owner_of_entry(const shf_dispatch *d, int64_t entry)
 
 /* ---- The choice ------------------------------------------------------------------------------------------------- */
 
-/* Bytes to and from other ranks, by rows and by pieces. */
-static sheaf_status count_bytes(shf_embedding_call *e, const shf_dispatch *d, int64_t back, int64_t row,
-                                int64_t weights, int64_t bytes[2])
+/* Pieces and entries for each member, counted at g + 1 and then added up to places. */
+static sheaf_status count_pieces(shf_embedding_call *e, const shf_dispatch *d, shf_pieces *p)
 {
-  int64_t *last, away = d->distinct - (d->ask_at[d->self + 1] - d->ask_at[d->self]);
-  SHF_TRY(get_numbers(&e->c, d->members, &last)); /* the last bag that had an entry at a member, counted from 1 */
-  bytes[0] = away * (d->id_bytes + row);
-  bytes[1] = 0;
-  for (int64_t b = 0; b < e->bags.bags; b++)
-    for (int64_t i = shf_bag_begin(&e->bags, b); i < shf_bag_begin(&e->bags, b + 1); i++) {
+  int64_t *last; /* the last bag that had an entry at a member, counted from 1 */
+  SHF_TRY(get_numbers(&e->c, d->members, &p->piece_at));
+  SHF_TRY(get_numbers(&e->c, d->members, &p->entry_at));
+  SHF_TRY(get_numbers(&e->c, d->members, &last));
+  for (int64_t b = 0; b < e->bags.bags; b++) {
+    int64_t end = shf_bag_begin(&e->bags, b + 1);
+    for (int64_t i = shf_bag_begin(&e->bags, b); i < end; i++) {
       int64_t g = owner_of_entry(d, i);
-      if (g < 0 || g == d->self) continue;
-      bytes[1] += d->id_bytes + weights + (last[g] == b + 1 ? 0 : (int64_t)sizeof(int64_t) + back);
+      if (g < 0) continue;
+      p->entry_at[g + 1]++;
+      p->piece_at[g + 1] += last[g] != b + 1;
       last[g] = b + 1;
     }
+  }
+  for (int64_t g = 0; g < d->members; g++) {
+    p->entry_at[g + 1] += p->entry_at[g];
+    p->piece_at[g + 1] += p->piece_at[g];
+  }
   return SHEAF_OK;
 }
 
-int shf_pieces_are_less(shf_embedding_call *e, const shf_dispatch *d, int64_t back, int64_t row, int64_t weights)
+int shf_pieces_are_less(shf_embedding_call *e, const shf_dispatch *d, int64_t back, int64_t row, int64_t weights,
+                        shf_pieces *p)
 {
   shf_call *c = &e->c;
   const sheaf_mesh *mesh = c->flow.mesh;
-  int64_t bytes[2] = {0, 0};
+  int64_t bytes[2] = {0, 0}; /* to and from other ranks, by rows and by pieces */
   double by_rows = 0, by_pieces = 0;
-  FLOW(&c->flow, count_bytes(e, d, back, row, weights, bytes));
+  *p = (shf_pieces){.piece_at = NULL};
+  FLOW(&c->flow, count_pieces(e, d, p));
+  if (c->flow.status == SHEAF_OK) {
+    bytes[0] = d->away * (d->id_bytes + row);
+    bytes[1] = p->entry_at[d->members - 1] * (d->id_bytes + weights) +
+               p->piece_at[d->members - 1] * ((int64_t)sizeof(int64_t) + back);
+  }
   if (!shf_flow_agree_on(&c->flow, "dispatch", bytes)) return 0;
   for (int64_t rank = 0; rank < mesh->ranks; rank++) { /* the same numbers on every rank */
     by_rows += (double)shf_agree_facts(mesh, rank)[0];
@@ -60,33 +73,17 @@ int shf_pieces_are_less(shf_embedding_call *e, const shf_dispatch *d, int64_t ba
 
 /* ---- Pieces ------------------------------------------------------------------------------------------------------- */
 
-/* Pieces and entries for each member, into counts at g + 1. */
-static void count_pieces(const shf_embedding_call *e, const shf_dispatch *d, int64_t *last, shf_pieces *p)
-{
-  for (int64_t b = 0; b < e->bags.bags; b++)
-    for (int64_t i = shf_bag_begin(&e->bags, b); i < shf_bag_begin(&e->bags, b + 1); i++) {
-      int64_t g = owner_of_entry(d, i);
-      if (g < 0) continue;
-      p->entry_at[g + 1]++;
-      p->piece_at[g + 1] += last[g] != b + 1;
-      last[g] = b + 1;
-    }
-  for (int64_t g = 0; g < d->members; g++) {
-    p->entry_at[g + 1] += p->entry_at[g];
-    p->piece_at[g + 1] += p->piece_at[g];
-  }
-}
-
 /* Cuts the bags: `piece` and `entry` are where the next of each member goes. */
 static void cut_bags(const shf_embedding_call *e, const shf_dispatch *d, const char *weights, int64_t *piece,
                      int64_t *entry, shf_pieces *p)
 {
-  sheaf_dtype id_type = d->id_bytes == 4 ? SHEAF_I32 : SHEAF_I64;
+  int narrow = d->id_bytes == 4;
   int64_t size = weights ? shf_core_dtype_size(p->weight_type) : 0;
   memcpy(piece, p->piece_at, (size_t)d->members * sizeof *piece);
   memcpy(entry, p->entry_at, (size_t)d->members * sizeof *entry);
-  for (int64_t b = 0; b < e->bags.bags; b++)
-    for (int64_t i = shf_bag_begin(&e->bags, b); i < shf_bag_begin(&e->bags, b + 1); i++) {
+  for (int64_t b = 0; b < e->bags.bags; b++) {
+    int64_t end = shf_bag_begin(&e->bags, b + 1);
+    for (int64_t i = shf_bag_begin(&e->bags, b); i < end; i++) {
       int64_t g = owner_of_entry(d, i);
       if (g < 0) continue;
       if (piece[g] == p->piece_at[g] || p->bag[piece[g] - 1] != b) {
@@ -94,23 +91,24 @@ static void cut_bags(const shf_embedding_call *e, const shf_dispatch *d, const c
         p->length[piece[g]++] = 0;
       }
       p->length[piece[g] - 1]++;
-      shf_store_index(id_type, p->ids, entry[g], d->ids[d->place[i]]);
+      if (narrow)
+        ((int32_t *)p->ids)[entry[g]] = (int32_t)d->ids[d->place[i]];
+      else
+        ((int64_t *)p->ids)[entry[g]] = d->ids[d->place[i]];
       if (size) memcpy((char *)p->weights + entry[g] * size, weights + i * size, (size_t)size);
       entry[g]++;
     }
+  }
 }
 
 static sheaf_status make_pieces(shf_embedding_call *e, const shf_dispatch *d, const void *weights, shf_pieces *p)
 {
   shf_call *c = &e->c;
   int64_t *one, *other;
-  SHF_TRY(get_numbers(c, d->members, &p->piece_at));
-  SHF_TRY(get_numbers(c, d->members, &p->entry_at));
   SHF_TRY(get_numbers(c, d->members, &p->got.piece_at));
   SHF_TRY(get_numbers(c, d->members, &p->got.entry_at));
   SHF_TRY(get_numbers(c, d->members, &one));
   SHF_TRY(get_numbers(c, d->members, &other));
-  count_pieces(e, d, one, p);
   int64_t pieces = p->piece_at[d->members], entries = p->entry_at[d->members];
   SHF_TRY(get_numbers(c, pieces, &p->bag));
   SHF_TRY(get_numbers(c, pieces, &p->length));
@@ -120,21 +118,27 @@ static sheaf_status make_pieces(shf_embedding_call *e, const shf_dispatch *d, co
   return SHEAF_OK;
 }
 
-/* Everybody learns how many pieces and entries it will get. */
-static sheaf_status swap_counts(const shf_dispatch *d, int64_t *room, shf_pieces *p)
+/* Everybody learns how many pieces and entries it will get. What is this rank's own comes last. Done by ranks that failed
+ * as well: they send none. */
+static void swap_counts(shf_flow *flow, int dims, const shf_dispatch *d, shf_pieces *p)
 {
-  int64_t *mine = room, *theirs = room + 2 * d->members, *each = room + 4 * d->members;
-  for (int64_t g = 0; g <= d->members; g++) each[g] = g;
-  for (int64_t g = 0; g < d->members; g++) {
-    mine[2 * g] = p->piece_at[g + 1] - p->piece_at[g];
-    mine[2 * g + 1] = p->entry_at[g + 1] - p->entry_at[g];
+  const sheaf_mesh *mesh = flow->mesh;
+  int64_t *mine = shf_mesh_numbers(mesh, 0), *theirs = shf_mesh_numbers(mesh, 1), own = d->members - 1;
+  memset(mine, 0, 2 * (size_t)mesh->ranks * sizeof *mine);
+  if (flow->status == SHEAF_OK)
+    for (int64_t g = 0; g < own; g++) {
+      mine[2 * d->member[g]] = p->piece_at[g + 1] - p->piece_at[g];
+      mine[2 * d->member[g] + 1] = p->entry_at[g + 1] - p->entry_at[g];
+    }
+  sheaf_status status = shf_dispatch_tell(mesh, dims, 2, mine, theirs);
+  SURELY(flow, status);
+  if (flow->status != SHEAF_OK) return;
+  for (int64_t g = 0; g < own; g++) {
+    p->got.piece_at[g + 1] = p->got.piece_at[g] + theirs[2 * d->member[g]];
+    p->got.entry_at[g + 1] = p->got.entry_at[g] + theirs[2 * d->member[g] + 1];
   }
-  SHF_TRY(shf_dispatch_swap(d, shf_host(), mine, each, theirs, each, 2 * (int64_t)sizeof *mine));
-  for (int64_t g = 0; g < d->members; g++) {
-    p->got.piece_at[g + 1] = p->got.piece_at[g] + theirs[2 * g];
-    p->got.entry_at[g + 1] = p->got.entry_at[g] + theirs[2 * g + 1];
-  }
-  return SHEAF_OK;
+  p->got.piece_at[own + 1] = p->got.piece_at[own] + p->piece_at[own + 1] - p->piece_at[own];
+  p->got.entry_at[own + 1] = p->got.entry_at[own] + p->entry_at[own + 1] - p->entry_at[own];
 }
 
 static sheaf_status make_room(shf_call *c, const shf_dispatch *d, int has_weights, shf_pieces *p)
@@ -146,13 +150,22 @@ static sheaf_status make_room(shf_call *c, const shf_dispatch *d, int has_weight
                      : SHEAF_OK;
 }
 
+/* One list of all pieces: to and from the others, and this rank's own. */
+static sheaf_status swap_list(const shf_dispatch *d, const void *send, const int64_t *send_at, void *receive,
+                              const int64_t *receive_at, int64_t cell)
+{
+  int64_t own = d->members - 1, bytes = (send_at[own + 1] - send_at[own]) * cell;
+  SHF_TRY(shf_dispatch_start(d, shf_host(), send, send_at, receive, receive_at, cell));
+  if (bytes) memcpy((char *)receive + receive_at[own] * cell, (const char *)send + send_at[own] * cell, (size_t)bytes);
+  return shf_dispatch_finish(d);
+}
+
 static sheaf_status swap_pieces(const shf_dispatch *d, int has_weights, shf_pieces *p)
 {
-  DLDevice host = shf_host();
   int64_t *offsets = p->got.offsets, size = has_weights ? shf_core_dtype_size(p->weight_type) : 0;
-  SHF_TRY(shf_dispatch_swap(d, host, p->length, p->piece_at, offsets + 1, p->got.piece_at, sizeof *offsets));
-  SHF_TRY(shf_dispatch_swap(d, host, p->ids, p->entry_at, p->got.ids, p->got.entry_at, d->id_bytes));
-  if (has_weights) SHF_TRY(shf_dispatch_swap(d, host, p->weights, p->entry_at, p->got.weights, p->got.entry_at, size));
+  SHF_TRY(swap_list(d, p->length, p->piece_at, offsets + 1, p->got.piece_at, sizeof *offsets));
+  SHF_TRY(swap_list(d, p->ids, p->entry_at, p->got.ids, p->got.entry_at, d->id_bytes));
+  if (has_weights) SHF_TRY(swap_list(d, p->weights, p->entry_at, p->got.weights, p->got.entry_at, size));
   for (int64_t k = 0; k < p->got.piece_at[d->members]; k++) offsets[k + 1] += offsets[k];
   return SHEAF_OK;
 }
@@ -161,13 +174,11 @@ void shf_pieces_send(shf_embedding_call *e, const shf_dispatch *d, const void *w
                      shf_pieces *p)
 {
   shf_call *c = &e->c;
-  int64_t *room = NULL;
   int has_weights = weight_type != SHEAF_DTYPE_NONE; /* the same on every rank, whether it has entries or not */
-  *p = (shf_pieces){.weight_type = weight_type};
-  FLOW(&c->flow, get_numbers(c, 5 * d->members, &room));
+  p->weight_type = weight_type;
   FLOW(&c->flow, make_pieces(e, d, weights, p));
-  if (!shf_flow_agree(&c->flow)) return;
-  SURELY(&c->flow, swap_counts(d, room, p));
+  if (c->flow.settled) return;
+  swap_counts(&c->flow, c->strategy.dispatch, d, p);
   FLOW(&c->flow, make_room(c, d, has_weights, p));
   if (!shf_flow_agree(&c->flow)) return;
   SURELY(&c->flow, swap_pieces(d, has_weights, p));
@@ -191,31 +202,37 @@ sheaf_status shf_pieces_bags(shf_embedding_call *e, const shf_dispatch *d, const
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------ */
 
-void shf_pieces_sum(shf_embedding_call *e, const shf_dispatch *d, const sheaf_dtensor *table, void *total)
+void shf_pieces_sum(shf_embedding_call *e, const shf_dispatch *d, shf_pieces *p, const sheaf_dtensor *table,
+                    void *total)
 {
   shf_call *c = &e->c;
-  shf_pieces p;
   int64_t cell = e->columns * shf_core_dtype_size(e->acc);
   void *sums = NULL, *answers = NULL;
-  shf_pieces_send(e, d, e->bags.host.weights, e->desc->weighted ? c->weights : SHEAF_DTYPE_NONE, &p);
+  shf_pieces_send(e, d, e->bags.host.weights, e->desc->weighted ? c->weights : SHEAF_DTYPE_NONE, p);
   if (c->flow.status != SHEAF_OK) return;
   /* For the owner's own work this is a table cut by rows and bags of its own. */
   shf_bags bags = e->bags;
   sheaf_dtype index = c->problem.index_dtype;
-  FLOW(&c->flow, shf_pieces_bags(e, d, &p, &e->bags));
+  FLOW(&c->flow, shf_pieces_bags(e, d, p, &e->bags));
   c->problem.index_dtype = d->id_bytes == 4 ? SHEAF_I32 : SHEAF_I64;
-  FLOW(&c->flow, shf_call_get(c, p.got.piece_at[d->members] * cell, &sums));
-  FLOW(&c->flow, shf_call_get(c, p.piece_at[d->members] * cell, &answers));
+  FLOW(&c->flow, shf_call_get(c, p->got.piece_at[d->members] * cell, &sums));
+  FLOW(&c->flow, shf_call_get(c, p->piece_at[d->members - 1] * cell, &answers));
   FLOW(&c->flow, shf_embedding_sum(e, table, sums));
   e->bags = bags;
   c->problem.index_dtype = index;
   if (!shf_flow_agree(&c->flow)) return;
-  SURELY(&c->flow, shf_dispatch_swap(d, c->site.device, sums, p.got.piece_at, answers, p.piece_at, cell));
-  SURELY(&c->flow, shf_space_zero(c->site.device, total, e->bags.bags * cell));
+  DLDevice device = c->site.device;
+  SURELY(&c->flow, shf_dispatch_start(d, device, sums, p->got.piece_at, answers, p->piece_at, cell));
+  FLOW_ON(&c->flow, device, shf_space_zero(device, total, e->bags.bags * cell)); /* while they travel */
+  sheaf_status finished = shf_dispatch_finish(d);
+  SURELY(&c->flow, finished);
   const shf_row_terms terms = {.acc = e->acc, .columns = e->columns, .rows = e->bags.bags};
-  for (int64_t g = 0; g < d->members; g++) /* in the order of ranks */
-    SURELY(&c->flow, shf_call_add_rows(c, &terms, p.bag + p.piece_at[g], p.piece_at[g + 1] - p.piece_at[g],
-                                       (char *)answers + p.piece_at[g] * cell, total));
+  for (int64_t turn = 0; turn < d->members; turn++) { /* in the order of ranks */
+    int64_t g = shf_dispatch_at_turn(d, turn), first = p->piece_at[g], count = p->piece_at[g + 1] - first;
+    const char *from = g < d->members - 1 ? (char *)answers + first * cell : (char *)sums + p->got.piece_at[g] * cell;
+    if (count > 0 && cell > 0) /* else there need be no memory */
+      FLOW_ON(&c->flow, device, shf_call_add_rows(c, &terms, p->bag + first, count, from, total));
+  }
 }
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------- */
@@ -225,12 +242,19 @@ void shf_pieces_bring(shf_embedding_call *e, const shf_dispatch *d, const shf_pi
 {
   shf_call *c = &e->c;
   void *mine = NULL;
-  int64_t pieces = c->flow.status == SHEAF_OK ? p->piece_at[d->members] : 0,
-          receives = c->flow.status == SHEAF_OK ? p->got.piece_at[d->members] : 0;
+  int well = c->flow.status == SHEAF_OK;
+  int64_t own = d->members - 1, pieces = well ? p->piece_at[own] : 0, owned = well ? p->piece_at[own + 1] - pieces : 0,
+          receives = well ? p->got.piece_at[own] : 0;
+  const shf_row_source source = {rows, e->bags.bags, 0, row_bytes};
   FLOW(&c->flow, shf_call_get(c, pieces * row_bytes, &mine));
-  FLOW(&c->flow, shf_call_get(c, receives * row_bytes, got));
-  FLOW(&c->flow, shf_call_fetch(c, &(shf_row_source){rows, e->bags.bags, 0, row_bytes}, p->bag, pieces, mine));
+  FLOW(&c->flow, shf_call_get(c, (receives + owned) * row_bytes, got));
+  FLOW(&c->flow, shf_call_fetch(c, &source, p->bag, pieces, mine));
   if (!shf_flow_agree(&c->flow)) return;
-  SURELY(&c->flow, shf_dispatch_swap(d, c->site.device, mine, p->piece_at, *got, p->got.piece_at, row_bytes));
+  SURELY(&c->flow, shf_dispatch_start(d, c->site.device, mine, p->piece_at, *got, p->got.piece_at, row_bytes));
+  if (owned > 0 && row_bytes > 0) /* while they travel */
+    FLOW_ON(&c->flow, c->site.device,
+            shf_call_fetch(c, &source, p->bag + pieces, owned, (char *)*got + receives * row_bytes));
+  sheaf_status finished = shf_dispatch_finish(d);
+  SURELY(&c->flow, finished);
 }
 /* NOLINTEND(clang-analyzer-core.*) */

@@ -22,8 +22,10 @@ typedef struct shf_pieces {
 } shf_pieces;
 
 /* Whether pieces of bags travel rather than rows: that is less over all ranks (`d` is grouped already). Collective.
- * `back`: bytes of a piece's vector; `row`: of a row; `weights`: bytes of the weight that goes with an entry. */
-int shf_pieces_are_less(shf_embedding_call *e, const shf_dispatch *d, int64_t back, int64_t row, int64_t weights);
+ * `back`: bytes of a piece's vector; `row`: of a row; `weights`: bytes of the weight that goes with an entry. `p` begins
+ * here. */
+int shf_pieces_are_less(shf_embedding_call *e, const shf_dispatch *d, int64_t back, int64_t row, int64_t weights,
+                        shf_pieces *p);
 
 /* Cuts this rank's bags and sends the pieces to the owners. `weights` (the CPU's) go with the entries, unless their type is
  * none. Collective. */
@@ -35,7 +37,8 @@ sheaf_status shf_pieces_bags(shf_embedding_call *e, const shf_dispatch *d, const
 
 /* Sums over this rank's bags, [bags, columns] in acc: each owner sums what it has, and its sums are added in the order of
  * ranks. Collective. */
-void shf_pieces_sum(shf_embedding_call *e, const shf_dispatch *d, const sheaf_dtensor *table, void *total);
+void shf_pieces_sum(shf_embedding_call *e, const shf_dispatch *d, shf_pieces *p, const sheaf_dtensor *table,
+                    void *total);
 
 /* One row of `row_bytes` for each piece, from those of this rank's bags, to the owners. Collective. */
 void shf_pieces_bring(shf_embedding_call *e, const shf_dispatch *d, const shf_pieces *p, const void *rows,

@@ -19,10 +19,21 @@ typedef struct gradient {
   const void *host_arg;
   shf_dispatch d;
   int is_grouped;           /* d is, already */
+  int has_asked;            /* and owners know which rows */
+  int own_first;            /* rows of this rank are written before other ranks' terms come */
   shf_local_rows rows;      /* the gradient the local op makes */
+  void *terms, *total;      /* dispatched: what others send of this rank's rows; and their sum, of acc */
   const void *coefficients; /* per entry, of dtype, when frequencies span ranks; NULL: the local op knows them */
+  const void *weights;      /* per entry, of dtype; NULL: none, or not made yet */
   sheaf_dtensor *out;
 } gradient;
+
+/* A local op, ready to run. */
+typedef struct local_op {
+  sheaf_embedding_args args;
+  shf_local_embedding_parts parts;
+  shf_ready ready;
+} local_op;
 
 static int is_cut(const sheaf_placement *placements, const sheaf_mesh *mesh)
 {
@@ -67,14 +78,14 @@ static sheaf_status get_numbers(shf_call *c, int64_t count, int64_t **numbers)
   return SHEAF_OK;
 }
 
-/* How often the row of each distinct index occurs anywhere; d->distinct numbers. */
+/* How often the row of each distinct index occurs anywhere; d->distinct numbers. Rows were asked for already. */
 static void find_frequencies(gradient *g, int64_t **frequencies)
 {
   shf_embedding_call *e = g->e;
   shf_call *c = &e->c;
   shf_dispatch *d = &g->d;
   int64_t *counts = NULL, *answers = NULL, *here = NULL, rows = e->row_hi - e->row_lo;
-  int64_t asked = c->flow.status == SHEAF_OK ? d->asked_at[d->members] : 0;
+  int64_t asked = shf_dispatch_asked(&c->flow, d);
   FLOW(&c->flow, get_numbers(c, rows, &counts));
   FLOW(&c->flow, get_numbers(c, asked, &answers));
   FLOW(&c->flow, get_numbers(c, d->distinct, &here));
@@ -83,8 +94,11 @@ static void find_frequencies(gradient *g, int64_t **frequencies)
   if (c->strategy.dispatch) shf_flow_agree(&c->flow);
   SURELY(&c->flow, shf_dispatch_return(d, shf_host(), here, answers, sizeof *here));
   for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++) counts[d->asked[i] - e->row_lo] += answers[i];
+  for (int64_t k = d->away; c->flow.status == SHEAF_OK && k < d->distinct; k++)
+    counts[d->ids[k] - e->row_lo] += here[k];
   add_frequencies(c, counts);
   for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++) answers[i] = counts[d->asked[i] - e->row_lo];
+  for (int64_t k = d->away; c->flow.status == SHEAF_OK && k < d->distinct; k++) here[k] = counts[d->ids[k] - e->row_lo];
   SURELY(&c->flow, shf_dispatch_bring(d, shf_host(), answers, here, sizeof *here));
   *frequencies = here;
 }
@@ -126,60 +140,115 @@ static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies, v
 
 /* ---- Local op --------------------------------------------------------------------------------------------------- */
 
-static sheaf_status run_local(gradient *g)
+static sheaf_status prepare_local(gradient *g, const shf_local_rows *rows, local_op *op)
 {
   shf_embedding_call *e = g->e;
   sheaf_embedding_kind kind = g->coefficients ? SHEAF_BAG_SUM_BACKWARD : e->desc->kind;
   sheaf_embedding_desc desc;
-  sheaf_embedding_args args;
-  shf_local_embedding_parts parts;
+  sheaf_embedding_args *args = &op->args;
+  shf_local_embedding_parts *parts = &op->parts;
   shf_site site = e->c.site;
   shf_bags bags = e->bags;
   if (g->coefficients && bags.bags == 0 && e->desc->kind == SHEAF_LOOKUP_BACKWARD) { /* a lookup is bags of one entry */
     e->bags.bags = e->bags.entries;
     e->bags.length = 1;
   }
-  shf_embedding_local_op(e, kind, &g->rows, &desc, &args, &parts);
+  shf_embedding_local_op(e, kind, rows, &desc, args, parts);
   int64_t groups = kind == SHEAF_LOOKUP_BACKWARD ? e->bags.entries : e->bags.bags;
   e->bags = bags;
   desc.scale_grad_by_freq = g->coefficients ? 0 : e->desc->scale_grad_by_freq;
-  args.grad_out = shf_local_matrix(&parts.grad_out, site, g->dtype, g->grad_out, groups, e->columns);
-  args.table_grad = shf_local_matrix(&parts.table_grad, site, g->dtype, g->rows.data, g->rows.rows, e->columns);
+  args->grad_out = shf_local_matrix(&parts->grad_out, site, g->dtype, g->grad_out, groups, e->columns);
+  args->table_grad = shf_local_matrix(&parts->table_grad, site, g->dtype, rows->data, rows->rows, e->columns);
   if (kind == SHEAF_BAG_MAX_BACKWARD) {
-    args.indices.tensor = NULL;
-    args.arg = shf_local_matrix(&parts.arg, site, g->rows.index_dtype, g->rows.indices, groups, e->columns);
+    args->indices.tensor = NULL;
+    args->arg = shf_local_matrix(&parts->arg, site, rows->index_dtype, rows->indices, groups, e->columns);
   }
-  const void *weights = g->coefficients;
-  if (!weights && bags.weights)
-    SHF_TRY(shf_call_convert(&e->c, e->c.weights, bags.weights, g->dtype, bags.entries, &weights));
+  if (!g->coefficients && bags.weights && !g->weights)
+    SHF_TRY(shf_call_convert(&e->c, e->c.weights, bags.weights, g->dtype, bags.entries, &g->weights));
+  const void *weights = g->coefficients ? g->coefficients : g->weights;
   if (weights) {
     desc.weighted = 1;
-    args.weights =
-        shf_local_operand(&parts.weights, site, g->dtype, weights, parts.indices.tensor.ndim, parts.indices.shape);
+    args->weights =
+        shf_local_operand(&parts->weights, site, g->dtype, weights, parts->indices.tensor.ndim, parts->indices.shape);
   }
-  return shf_local_embedding(site, &desc, &args);
+  return shf_local_ready(site, &e->c.pool, &desc, &op->ready);
+}
+
+static sheaf_status run_local(gradient *g)
+{
+  local_op op;
+  SHF_TRY(prepare_local(g, &g->rows, &op));
+  return shf_local_run(&op.ready, &op.args);
 }
 
 /* ---- Rows elsewhere --------------------------------------------------------------------------------------------- */
 
-/* Gradients of distinct rows go to the rows' owners, who add them in the order of ranks. */
-static void return_rows(gradient *g, char *target)
+/* Memory for gradients of rows that lie elsewhere, and of what others send. Owners add in the order of ranks. Of two terms
+ * the order does not matter: the first two ranks write their own before others' come, straight to where it belongs. */
+static void place_dispatched(gradient *g, int64_t entries)
 {
   shf_embedding_call *e = g->e;
   shf_call *c = &e->c;
   const shf_dispatch *d = &g->d;
-  int64_t cell = e->columns * shf_core_dtype_size(e->acc),
-          asked = c->flow.status == SHEAF_OK ? d->asked_at[d->members] : 0;
-  void *terms = NULL;
-  FLOW(&c->flow, shf_call_get(c, asked * cell, &terms));
-  shf_flow_agree(&c->flow);
-  SURELY(&c->flow, shf_dispatch_return(d, c->site.device, g->rows.data, terms, cell));
-  const shf_row_terms total = {e->acc, e->columns, e->row_hi - e->row_lo, e->row_lo};
-  for (int64_t m = 0; c->flow.status == SHEAF_OK && m < d->members; m++) {
-    int64_t first = d->asked_at[m], count = d->asked_at[m + 1] - first;
+  int own = shf_call_is_partial(c) || e->acc == c->values; /* whether the output is kept in acc */
+  int64_t cell = e->columns * shf_core_dtype_size(e->acc), asked = shf_dispatch_asked(&c->flow, d);
+  void *compact = NULL;
+  const void *place = NULL;
+  g->own_first = d->turn < 2;
+  int64_t rows = g->own_first ? d->away : d->distinct;
+  FLOW(&c->flow, shf_call_get(c, rows * cell, &compact));
+  FLOW(&c->flow, shf_call_get(c, asked * cell, &g->terms));
+  FLOW(&c->flow, shf_call_write(c, d->place, entries * (int64_t)sizeof *d->place, &place));
+  if (own && g->out)
+    g->total = shf_dtensor_data(g->out);
+  else
+    FLOW(&c->flow, shf_call_get(c, (e->row_hi - e->row_lo) * cell, &g->total));
+  g->rows = (shf_local_rows){g->dtype, compact, rows, 0, d->distinct + 1, place, SHEAF_I64, 1};
+}
+
+/* The gradient of this rank's own rows, from all entries that name them. */
+static shf_local_rows own_rows(const gradient *g, void *data)
+{
+  const shf_embedding_call *e = g->e;
+  const void *indices = e->desc->kind == SHEAF_BAG_MAX_BACKWARD ? g->arg : e->bags.indices;
+  return (shf_local_rows){g->dtype,          data,    e->row_hi - e->row_lo,    e->row_lo,
+                          e->c.problem.rows, indices, e->c.problem.index_dtype, 0};
+}
+
+/* Gradients of distinct rows go to the rows' owners. While they travel, own ones are computed where they come first. */
+static void return_rows(gradient *g)
+{
+  shf_embedding_call *e = g->e;
+  shf_call *c = &e->c;
+  const shf_dispatch *d = &g->d;
+  int64_t cell = e->columns * shf_core_dtype_size(e->acc), rows = e->row_hi - e->row_lo;
+  DLDevice device = c->site.device;
+  shf_local_rows own = own_rows(g, g->total);
+  local_op op;
+  if (g->own_first) FLOW(&c->flow, prepare_local(g, &own, &op));
+  if (!shf_flow_agree(&c->flow)) return;
+  if (!g->has_asked) SURELY(&c->flow, shf_dispatch_ask(d));
+  SURELY(&c->flow, shf_dispatch_start(d, device, g->rows.data, d->ask_at, g->terms, d->asked_at, cell));
+  if (g->own_first)
+    FLOW_ON(&c->flow, device, shf_local_run(&op.ready, &op.args));
+  else
+    FLOW_ON(&c->flow, device, shf_space_zero(device, g->total, rows * cell));
+  sheaf_status finished = shf_dispatch_finish(d);
+  SURELY(&c->flow, finished);
+  const shf_row_terms total = {e->acc, e->columns, rows, e->row_lo};
+  for (int64_t turn = 0; c->flow.status == SHEAF_OK && turn < d->members; turn++) {
+    int64_t m = shf_dispatch_at_turn(d, turn), is_own = m == d->members - 1;
+    if (is_own && g->own_first) continue;
+    int64_t first = is_own ? d->away : d->asked_at[m], count = (is_own ? d->distinct : d->asked_at[m + 1]) - first;
+    const char *terms = is_own ? g->rows.data : g->terms;
     if (count > 0 && cell > 0) /* else there need be no memory */
-      SURELY(&c->flow, shf_call_add_rows(c, &total, d->asked + first, count, (char *)terms + first * cell, target));
+      FLOW_ON(
+          &c->flow, device,
+          shf_call_add_rows(c, &total, (is_own ? d->ids : d->asked) + first, count, terms + first * cell, g->total));
   }
+  if (c->flow.status == SHEAF_OK && g->total != shf_dtensor_data(g->out))
+    FLOW_ON(&c->flow, device,
+            shf_space_convert(device, e->acc, g->total, c->values, shf_dtensor_data(g->out), rows * e->columns));
 }
 
 /* ---- All kinds -------------------------------------------------------------------------------------------------- */
@@ -242,7 +311,7 @@ static int send_pieces(gradient *g)
   FLOW(&c->flow, shf_bags_read(c, &e->bags));
   shf_embedding_group(e, c->strategy.out, e->bags.host.indices, e->bags.entries, &g->d);
   g->is_grouped = 1;
-  if (!shf_pieces_are_less(e, &g->d, cell, row, type ? shf_core_dtype_size(type) : 0)) return 0;
+  if (!shf_pieces_are_less(e, &g->d, cell, row, type ? shf_core_dtype_size(type) : 0, &pieces)) return 0;
   weights = e->bags.host.weights;
   if (mean) {
     FLOW(&c->flow, find_coefficients(g, NULL, &coefficients));
@@ -268,36 +337,26 @@ static void place_rows(gradient *g)
   int max = e->desc->kind == SHEAF_BAG_MAX_BACKWARD;
   int counts = e->desc->scale_grad_by_freq && !max && is_cut(c->strategy.in[1], c->flow.mesh);
   int64_t *frequencies = NULL;
-  const void *indices = max ? g->arg : e->bags.indices, *place = NULL;
   int64_t entries = max ? e->bags.bags * e->columns : e->bags.entries;
   if (c->strategy.dispatch || counts) {
     if (!max) FLOW(&c->flow, shf_bags_read(c, &e->bags));
     if (!g->is_grouped)
       shf_embedding_group(e, c->strategy.out, max ? g->host_arg : e->bags.host.indices, entries, &g->d);
-    shf_embedding_ask(e, &g->d);
+    shf_dispatch_count(&c->flow, &c->pool, c->strategy.dispatch, &g->d);
   }
   if (counts) {
     void *coefficients = NULL;
+    if (c->strategy.dispatch && shf_flow_agree(&c->flow)) SURELY(&c->flow, shf_dispatch_ask(&g->d));
+    g->has_asked = 1;
     find_frequencies(g, &frequencies);
     FLOW(&c->flow, find_coefficients(g, frequencies, &coefficients));
     FLOW(&c->flow, shf_call_write(c, coefficients, entries * shf_core_dtype_size(e->acc), &g->coefficients));
   }
   FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, &g->out));
-  if (c->strategy.dispatch) {
-    void *compact = NULL;
-    FLOW(&c->flow, shf_call_get(c, g->d.distinct * e->columns * shf_core_dtype_size(g->dtype), &compact));
-    FLOW(&c->flow, shf_call_write(c, g->d.place, entries * (int64_t)sizeof *g->d.place, &place));
-    g->rows = (shf_local_rows){g->dtype, compact, g->d.distinct, 0, g->d.distinct + 1, place, SHEAF_I64, 1};
-  } else if (c->flow.status == SHEAF_OK) {
-    g->rows = (shf_local_rows){g->dtype,
-                               shf_dtensor_data(g->out),
-                               e->row_hi - e->row_lo,
-                               e->row_lo,
-                               c->problem.rows,
-                               indices,
-                               c->problem.index_dtype,
-                               0};
-  }
+  if (c->strategy.dispatch)
+    place_dispatched(g, entries);
+  else if (c->flow.status == SHEAF_OK)
+    g->rows = own_rows(g, shf_dtensor_data(g->out));
 }
 
 void shf_embedding_backward(shf_embedding_call *e)
@@ -314,18 +373,7 @@ void shf_embedding_backward(shf_embedding_call *e)
   FLOW(&c->flow, convert_gradient(&g));
   place_rows(&g);
   FLOW(&c->flow, run_local(&g));
-  if (c->strategy.dispatch) {
-    int64_t cells = (e->row_hi - e->row_lo) * e->columns;
-    int own = partial || e->acc == c->values; /* whether the output is kept in acc */
-    void *total = own && g.out ? shf_dtensor_data(g.out) : NULL;
-    if (!own) {
-      FLOW(&c->flow, shf_call_get(c, cells * shf_core_dtype_size(e->acc), &total));
-    }
-    FLOW(&c->flow, shf_space_zero(c->site.device, total, cells * shf_core_dtype_size(e->acc)));
-    return_rows(&g, total);
-    if (!own)
-      SURELY(&c->flow, shf_space_convert(c->site.device, e->acc, total, c->values, shf_dtensor_data(g.out), cells));
-  }
+  if (c->strategy.dispatch) return_rows(&g);
   sheaf_placement target[MAX_DIMS] = {{0}};
   shf_call_target(c, 0, target);
   sheaf_dtensor_desc desc = shf_call_desc(c, c->values, c->strategy.out);

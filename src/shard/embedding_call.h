@@ -5,7 +5,7 @@
 #include "shard/shard_call.h"
 
 typedef struct shf_embedding_call {
-  shf_call c;
+  shf_call c; /* first: the one is got from the other */
   const sheaf_embedding_desc *desc;
   const sheaf_shard_embedding_args *args;
   sheaf_dtype acc;
@@ -38,11 +38,9 @@ typedef struct shf_local_embedding_parts {
 void shf_embedding_local_op(const shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows,
                             sheaf_embedding_desc *desc, sheaf_embedding_args *args, shf_local_embedding_parts *parts);
 
-/* Entries of the rank grouped by the rows they name, by the CPU's indices; then, where rows are dispatched, everybody
- * learns what it is asked for. `ask` is collective then. */
+/* Entries of the rank grouped by the rows they name, by the CPU's indices. */
 void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, const void *indices, int64_t entries,
                          shf_dispatch *d);
-void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d);
 
 /* Sums of this rank's rows over its bags, in acc. */
 sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table, void *sums);
@@ -51,6 +49,13 @@ sheaf_status shf_embedding_sum(shf_embedding_call *e, const sheaf_dtensor *table
  * Collective when rows are dispatched. */
 void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
                            shf_local_rows *rows);
+
+/* A dispatched lookup on the CPU needs no local op: rows go from where they come to where they belong. Collective. */
+static inline int shf_embedding_is_copied(const shf_embedding_call *e)
+{
+  return e->c.strategy.dispatch && e->desc->kind == SHEAF_LOOKUP && !e->quantised && shf_is_host(e->c.site.device);
+}
+void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_dispatch *d, sheaf_dtensor **out);
 
 /* The gradient of per-sample weights, into a new tensor. */
 void shf_embedding_weights_grad(shf_embedding_call *e, sheaf_dtensor **weights_grad);

@@ -22,28 +22,6 @@ static int is_compact(const shf_embedding_call *e)
   return e->c.strategy.dispatch || (local_type(e) != e->c.values && !e->quantised);
 }
 
-void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sheaf_dtype wanted, shf_dispatch *d,
-                           shf_local_rows *rows)
-{
-  shf_call *c = &e->c;
-  void *answers = NULL, *compact = NULL;
-  const void *wide = NULL, *place = NULL;
-  shf_embedding_ask(e, d);
-  int64_t asked = c->flow.status == SHEAF_OK ? d->asked_at[d->members] : 0;
-  FLOW(&c->flow, shf_call_get(c, asked * e->row_bytes, &answers));
-  FLOW(&c->flow, shf_call_get(c, d->distinct * e->row_bytes, &compact));
-  const shf_row_source source = {shf_dtensor_data(table), e->row_hi - e->row_lo, e->row_lo, e->row_bytes};
-  FLOW(&c->flow, shf_call_fetch(c, &source, d->asked, asked, answers));
-  FLOW(&c->flow, shf_call_write(c, d->place, e->bags.entries * (int64_t)sizeof *d->place, &place));
-  if (c->strategy.dispatch) shf_flow_agree(&c->flow);
-  SURELY(&c->flow, shf_dispatch_bring(d, c->site.device, answers, compact, e->row_bytes));
-  wide = compact;
-  if (!e->quantised)
-    FLOW(&c->flow, shf_call_convert(c, c->problem.dtype, compact, wanted, d->distinct * e->columns, &wide));
-  *rows = (shf_local_rows){
-      e->quantised ? c->problem.dtype : wanted, (void *)wide, d->distinct, 0, d->distinct + 1, place, SHEAF_I64, 1};
-}
-
 /* ---- Local op ----------------------------------------------------------------------------------------------------- */
 
 static sheaf_status run_local(shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows, void *out,
@@ -311,25 +289,31 @@ static sheaf_status finish_pieces(shf_embedding_call *e, const void *total, shea
   return shf_space_divide(c->site.device, total, there, bags, e->columns, c->values, shf_dtensor_data(out));
 }
 
+/* Dispatched by pieces: those of this rank's bags. */
+typedef struct by_pieces {
+  shf_dispatch d;
+  shf_pieces p;
+  int used;
+} by_pieces;
+
 /* Sums and means. */
-static void run_sums(shf_embedding_call *e, const sheaf_dtensor *table, const shf_local_rows *rows,
-                     const shf_dispatch *pieces, sheaf_dtensor **out)
+static void run_sums(shf_embedding_call *e, const sheaf_dtensor *table, const shf_local_rows *rows, by_pieces *pieces,
+                     sheaf_dtensor **out)
 {
   shf_call *c = &e->c;
   sheaf_dtensor *sums = NULL;
-  void *total = NULL;
   int mean = e->desc->kind == SHEAF_BAG_MEAN && shf_call_is_partial(c); /* divided when its sums are complete */
   sheaf_dtensor **made = mean ? &sums : out;
-  if (pieces) FLOW(&c->flow, shf_call_get(c, e->bags.bags * e->columns * shf_core_dtype_size(e->acc), &total));
-  if (pieces) shf_pieces_sum(e, pieces, table, total);
   FLOW(&c->flow, shf_call_output(c, mean ? e->acc : c->values, c->strategy.out, made));
-  if (!pieces)
+  if (!pieces->used) {
     FLOW(&c->flow, run_local(e, mean ? SHEAF_BAG_SUM : e->desc->kind, rows, shf_dtensor_data(*made), NULL));
-  else if (mean)
-    FLOW(&c->flow, shf_space_copy(c->site.device, shf_dtensor_data(sums), total,
-                                  e->bags.bags * e->columns * shf_core_dtype_size(e->acc)));
-  else
-    FLOW(&c->flow, finish_pieces(e, total, *out));
+  } else {
+    int direct = mean || (e->desc->kind == SHEAF_BAG_SUM && local_type(e) == e->acc); /* sums are the result */
+    void *total = direct ? shf_dtensor_data(*made) : NULL;
+    if (!direct) FLOW(&c->flow, shf_call_get(c, e->bags.bags * e->columns * shf_core_dtype_size(e->acc), &total));
+    shf_pieces_sum(e, &pieces->d, &pieces->p, table, total);
+    if (!direct) FLOW(&c->flow, finish_pieces(e, total, *out));
+  }
   if (mean) finish_mean(e, &sums, out);
   sheaf_dtensor_free(sums);
 }
@@ -339,18 +323,21 @@ void shf_embedding_forward(shf_embedding_call *e)
   shf_call *c = &e->c;
   sheaf_embedding_kind kind = e->desc->kind;
   sheaf_dtensor *out = NULL, *arg = NULL;
-  shf_dispatch d = {0};
-  int by_pieces = 0;
+  by_pieces pieces = {.used = 0};
+  shf_dispatch *d = &pieces.d;
   const sheaf_dtensor *table = shf_call_bring(c, e->args->table, c->strategy.in[0]);
   shf_local_rows rows = {0};
   if (is_compact(e)) {
     int64_t weight = e->bags.weights ? shf_core_dtype_size(c->weights) : 0;
     FLOW(&c->flow, shf_bags_read(c, &e->bags));
-    shf_embedding_group(e, c->strategy.in[0], e->bags.host.indices, e->bags.entries, &d);
-    if (c->strategy.dispatch && is_sum(kind))
-      by_pieces =
-          !c->exact && shf_pieces_are_less(e, &d, e->columns * shf_core_dtype_size(e->acc), e->row_bytes, weight);
-    if (!by_pieces) shf_embedding_compact(e, table, local_type(e), &d, &rows);
+    shf_embedding_group(e, c->strategy.in[0], e->bags.host.indices, e->bags.entries, d);
+    if (c->strategy.dispatch && is_sum(kind) && !c->exact)
+      pieces.used =
+          shf_pieces_are_less(e, d, e->columns * shf_core_dtype_size(e->acc), e->row_bytes, weight, &pieces.p);
+    if (shf_embedding_is_copied(e))
+      shf_embedding_copy(e, table, d, &out);
+    else if (!pieces.used)
+      shf_embedding_compact(e, table, local_type(e), d, &rows);
   } else if (c->flow.status == SHEAF_OK) {
     rows = shf_embedding_rows(e, table);
   }
@@ -358,9 +345,9 @@ void shf_embedding_forward(shf_embedding_call *e)
   memcpy(now, c->strategy.out, sizeof now); /* where the result lies before it is delivered */
   if (kind == SHEAF_BAG_MAX) {
     shf_call_complete(c, now);
-    run_max(e, &rows, &d, now, &out, &arg);
-  } else {
-    run_sums(e, table, &rows, by_pieces ? &d : NULL, &out);
+    run_max(e, &rows, d, now, &out, &arg);
+  } else if (!shf_embedding_is_copied(e)) {
+    run_sums(e, table, &rows, &pieces, &out);
     if (kind == SHEAF_BAG_MEAN && shf_call_is_partial(c)) shf_call_target(c, 1, now);
   }
   int completes = !c->wanted && (kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX);

@@ -27,39 +27,48 @@ sheaf_operand shf_local_vector(shf_local *local, shf_site site, sheaf_dtype dtyp
 }
 
 /* What runs a plan of either family. */
-typedef struct run {
-  sheaf_plan *plan;
-  void *workspace;
-  size_t bytes;
-} run;
-
-static sheaf_status prepare(shf_site site, run *r)
+static sheaf_status prepare(shf_site site, shf_ready *r)
 {
   r->bytes = sheaf_plan_workspace_size(r->plan);
   r->workspace = shf_buffer_get(site.mesh, site.device, (int64_t)r->bytes);
   return r->bytes && !r->workspace ? shf_core_no_memory("the workspace of a local op", r->bytes) : SHEAF_OK;
 }
 
-static void finish(shf_site site, run *r)
+static void finish(shf_site site, shf_ready *r)
 {
   shf_buffer_put(site.mesh, site.device, r->workspace, (int64_t)r->bytes);
   sheaf_plan_free(r->plan);
 }
 
+sheaf_status shf_local_ready(shf_site site, shf_pool *pool, sheaf_embedding_desc *desc, shf_ready *ready)
+{
+  desc->device = site.device;
+  SHF_REQUIRE(pool->plans < MAX_PLANS, INTERNAL, "a call uses more than %d plans at a time", MAX_PLANS);
+  SHF_TRY(sheaf_embedding_select(desc, NULL, &ready->plan));
+  pool->plan[pool->plans++] = ready->plan;
+  ready->bytes = sheaf_plan_workspace_size(ready->plan);
+  return shf_pool_get_on(pool, site.device, (int64_t)ready->bytes, &ready->workspace);
+}
+
+sheaf_status shf_local_run(const shf_ready *ready, const sheaf_embedding_args *args)
+{
+  return sheaf_embedding_run(ready->plan, ready->workspace, ready->bytes, NULL, args);
+}
+
 sheaf_status shf_local_embedding(shf_site site, sheaf_embedding_desc *desc, const sheaf_embedding_args *args)
 {
-  run r = {0};
+  shf_ready r = {0};
   desc->device = site.device;
   SHF_TRY(sheaf_embedding_select(desc, NULL, &r.plan));
   sheaf_status status = prepare(site, &r);
-  if (status == SHEAF_OK) status = sheaf_embedding_run(r.plan, r.workspace, r.bytes, NULL, args);
+  if (status == SHEAF_OK) status = shf_local_run(&r, args);
   finish(site, &r);
   return status;
 }
 
 sheaf_status shf_local_segment(shf_site site, sheaf_segment_desc *desc, const sheaf_segment_args *args)
 {
-  run r = {0};
+  shf_ready r = {0};
   desc->device = site.device;
   SHF_TRY(sheaf_segment_select(desc, NULL, &r.plan));
   sheaf_status status = prepare(site, &r);

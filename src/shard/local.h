@@ -52,6 +52,26 @@ void shf_store(sheaf_dtype dtype, void *data, int64_t at, double value);
 int64_t shf_load_index(sheaf_dtype dtype, const void *data, int64_t at);
 void shf_store_index(sheaf_dtype dtype, void *data, int64_t at, int64_t value);
 
+/* ---- Memory of one call: pool.c --------------------------------------------------------------------------------- */
+
+/* Everything an op allocates, plans too, freed together. */
+enum { MAX_POOL = 64, MAX_PLANS = 4 };
+typedef struct shf_pool {
+  const sheaf_mesh *mesh;
+  int count, plans;
+  struct {
+    void *memory;
+    int64_t bytes;
+    DLDevice device;
+  } at[MAX_POOL];
+  sheaf_plan *plan[MAX_PLANS];
+} shf_pool;
+
+/* Memory until shf_pool_free, of the CPU or of a device; `*memory` is NULL for 0 bytes. */
+sheaf_status shf_pool_get(shf_pool *pool, int64_t bytes, void **memory);
+sheaf_status shf_pool_get_on(shf_pool *pool, DLDevice device, int64_t bytes, void **memory);
+void shf_pool_free(shf_pool *pool);
+
 /* ---- A rank's own work: local.c --------------------------------------------------------------------------------- */
 
 /* A contiguous tensor, with its shape beside it. */
@@ -73,27 +93,17 @@ sheaf_operand shf_local_matrix(shf_local *local, shf_site site, sheaf_dtype dtyp
                                int64_t columns);
 sheaf_operand shf_local_vector(shf_local *local, shf_site site, sheaf_dtype dtype, const void *data, int64_t count);
 
-/* Selects a plan, runs it once, and frees it. The one place where this folder computes. */
+/* A plan and its workspace, which belong to the pool: run later, when nothing may fail. */
+typedef struct shf_ready {
+  sheaf_plan *plan;
+  void *workspace;
+  size_t bytes;
+} shf_ready;
+sheaf_status shf_local_ready(shf_site site, shf_pool *pool, sheaf_embedding_desc *desc, shf_ready *ready);
+sheaf_status shf_local_run(const shf_ready *ready, const sheaf_embedding_args *args);
+
+/* Selects a plan, runs it once, and frees it. These are where this folder computes with plans. */
 sheaf_status shf_local_embedding(shf_site site, sheaf_embedding_desc *desc, const sheaf_embedding_args *args);
 sheaf_status shf_local_segment(shf_site site, sheaf_segment_desc *desc, const sheaf_segment_args *args);
-
-/* ---- Memory of one call: pool.c --------------------------------------------------------------------------------- */
-
-/* Everything an op allocates, freed together. */
-enum { MAX_POOL = 64 };
-typedef struct shf_pool {
-  const sheaf_mesh *mesh;
-  int count;
-  struct {
-    void *memory;
-    int64_t bytes;
-    DLDevice device;
-  } at[MAX_POOL];
-} shf_pool;
-
-/* Memory until shf_pool_free, of the CPU or of a device; `*memory` is NULL for 0 bytes. */
-sheaf_status shf_pool_get(shf_pool *pool, int64_t bytes, void **memory);
-sheaf_status shf_pool_get_on(shf_pool *pool, DLDevice device, int64_t bytes, void **memory);
-void shf_pool_free(shf_pool *pool);
 
 #endif

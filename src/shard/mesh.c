@@ -34,7 +34,7 @@ sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm,
   *made = (sheaf_mesh){.dims = dims, .ranks = ranks, .rank = comm ? sheaf_comm_rank(comm) : -1, .comm = comm};
   memcpy(made->size, sizes, (size_t)dims * sizeof *sizes);
   if (comm) {
-    made->scratch_bytes = (size_t)ranks * (sizeof(shf_record) + 2 * sizeof(shf_message));
+    made->scratch_bytes = (size_t)ranks * SHF_SCRATCH;
     made->scratch = shf_core_alloc(made->scratch_bytes);
     sheaf_status status =
         made->scratch ? shf_buffers_create(&made->buffers) : shf_core_no_memory("a mesh", made->scratch_bytes);

@@ -2,7 +2,8 @@
  *
  * An op first *prepares*: it checks, allocates all it will need, and works out its messages. Then all ranks agree that
  * everybody is ready (agree.c). Only then do they *run* messages, which can no longer fail; so no rank ever waits for
- * one that gave up. */
+ * one that gave up. (Numbers that lie in the mesh's scratch need no memory, and so no agreement: a rank that failed sends
+ * zeros, shf_dispatch_count.) */
 #ifndef SHF_SHARD_MOVE_H
 #define SHF_SHARD_MOVE_H
 
@@ -35,7 +36,8 @@ typedef struct shf_flow {
   int pending; /* something could have failed since the last agreement: the same on every rank */
 } shf_flow;
 
-/* FLOW(flow, call): does it unless something failed before. SURELY: what can only fail when the engine does. */
+/* FLOW(flow, call): does it unless something failed before. SURELY: what can only fail when the engine does. FLOW_ON: what
+ * can fail on a device, but not on the CPU. */
 #define SURELY(flow, call)                                   \
   do {                                                       \
     if ((flow)->status == SHEAF_OK) (flow)->status = (call); \
@@ -46,6 +48,12 @@ typedef struct shf_flow {
     SURELY(flow, call);  \
   } while (0)
 
+#define FLOW_ON(flow, device, call)                \
+  do {                                             \
+    if (!shf_is_host(device)) (flow)->pending = 1; \
+    SURELY(flow, call);                            \
+  } while (0)
+
 /* Collective: whether all ranks are well. `settle` does nothing when nothing could fail since the last time. */
 int shf_flow_agree(shf_flow *flow);
 int shf_flow_agree_on(shf_flow *flow, const char *doing, const int64_t facts[2]);
@@ -54,8 +62,11 @@ int shf_flow_settle(shf_flow *flow);
 /* Whatever was enqueued on a device has happened, or did not: agreed on by the next settle. */
 void shf_flow_wait(shf_flow *flow, DLDevice device);
 
-/* Lists of messages, one for each rank at most; behind the records in the mesh's scratch. */
+/* In the mesh's scratch, behind the records: lists of messages, one for each rank at most; and numbers that a rank tells
+ * others and they tell it, two for each rank. */
 shf_message *shf_mesh_messages(const sheaf_mesh *mesh, int receiving);
+int64_t *shf_mesh_numbers(const sheaf_mesh *mesh, int receiving);
+enum { SHF_SCRATCH = sizeof(shf_record) + 2 * sizeof(shf_message) + 4 * sizeof(int64_t) }; /* bytes for each rank */
 
 /* ---- Reducing: reduce.c ----------------------------------------------------------------------------------------- */
 

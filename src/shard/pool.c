@@ -1,4 +1,4 @@
-/* shard/pool.c: the memory of one call, freed together. */
+/* shard/pool.c: the memory and plans of one call, freed together. */
 #include "shard/local.h"
 
 sheaf_status shf_pool_get_on(shf_pool *pool, DLDevice device, int64_t bytes, void **memory)
@@ -24,4 +24,6 @@ void shf_pool_free(shf_pool *pool)
   for (int i = 0; i < pool->count; i++)
     shf_buffer_put(pool->mesh, pool->at[i].device, pool->at[i].memory, pool->at[i].bytes);
   pool->count = 0;
+  for (int i = 0; i < pool->plans; i++) sheaf_plan_free(pool->plan[i]);
+  pool->plans = 0;
 }

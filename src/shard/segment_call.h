@@ -5,7 +5,7 @@
 #include "shard/shard_call.h"
 
 typedef struct shf_segment_call {
-  shf_call c;
+  shf_call c; /* first: the one is got from the other */
   const sheaf_segment_desc *desc;
   const sheaf_shard_segment_args *args;
   sheaf_dtype acc;

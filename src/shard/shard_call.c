@@ -1,11 +1,11 @@
-/* shard/shard_call.c: what ops on distributed tensors have in common. */
+/* shard/shard_call.c: what calls of ops on distributed tensors have in common, from arguments to outputs. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "shard/shard_call.h"
 
-sheaf_status shf_call_open(shf_call *c, const shf_call_operand *operands, int count)
+static sheaf_status open_call(shf_call *c, const shf_call_operand *operands, int count)
 {
   const sheaf_dtensor *first = NULL;
   for (int i = 0; i < count && !first; i++) first = operands[i].tensor;
@@ -51,16 +51,18 @@ static void describe(char *text, size_t room, const char *name, const sheaf_dten
          shf_placements_text(d->mesh, d->placements, placements));
 }
 
-int shf_call_agree(shf_call *c, const char *what, const shf_call_operand *operands, int count, const int64_t facts[2])
+/* Collective: all ranks are about to do the same, by the same strategy. */
+static int agree_on(shf_call *c, const shf_call_task *t)
 {
-  char doing[1200], placements[PLACEMENTS_TEXT] = "any";
+  char doing[1200] = "", placements[PLACEMENTS_TEXT] = "any";
   if (c->wanted) shf_placements_text(c->flow.mesh, c->wanted, placements);
-  snprintf(doing, sizeof doing, "%s to [%s] on %s", what, placements, shf_space_name(c->site.device));
-  for (int i = 0; i < count; i++) describe(doing, sizeof doing, operands[i].name, operands[i].tensor);
+  t->describe(c, doing, sizeof doing);
+  append(doing, sizeof doing, " to [%s] on %s", placements, shf_space_name(c->site.device));
+  for (int i = 0; i < t->count; i++) describe(doing, sizeof doing, t->operands[i].name, t->operands[i].tensor);
   for (int j = 0; j < c->strategy.inputs; j++)
     append(doing, sizeof doing, ", by [%s]", shf_placements_text(c->flow.mesh, c->strategy.in[j], placements));
   append(doing, sizeof doing, "%s", !c->strategy.dispatch ? "" : c->exact ? ", dispatched exactly" : ", dispatched");
-  return shf_flow_agree_on(&c->flow, doing, facts);
+  return shf_flow_agree_on(&c->flow, doing, t->facts);
 }
 
 sheaf_status shf_call_get(shf_call *c, int64_t bytes, void **memory)
@@ -106,7 +108,7 @@ static int same_strategy(const sheaf_mesh *mesh, const sheaf_strategy *a, const 
   return same;
 }
 
-sheaf_status shf_call_choose(shf_call *c, const sheaf_shard_call *how)
+static sheaf_status choose(shf_call *c, const sheaf_shard_call *how)
 {
   static const sheaf_shard_call none = SHEAF_SHARD_CALL_INIT;
   if (!how) how = &none;
@@ -137,6 +139,29 @@ sheaf_status shf_call_choose(shf_call *c, const sheaf_shard_call *how)
   return status;
 }
 
+sheaf_status shf_call_check_desc(const void *desc, size_t known, sheaf_category category, size_t kind_at)
+{
+  int kind; /* an enum of either family */
+  SHF_TRY(shf_shard_check_struct(desc, known, "desc"));
+  memcpy(&kind, (const char *)desc + kind_at, sizeof kind);
+  SHF_REQUIRE(kind >= 0 && kind <= UINT16_MAX && sheaf_kind_name(category, (uint16_t)kind), INVALID_PROBLEM,
+              "the %s family has no kind %d", category == SHEAF_CATEGORY_SEGMENT ? "segment" : "embedding", kind);
+  return SHEAF_OK;
+}
+
+sheaf_status shf_call_run(shf_call *c, const shf_call_task *t)
+{
+  SHF_TRY(open_call(c, t->operands, t->count));
+  if (c->flow.status == SHEAF_OK && t->missing)
+    c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", t->missing);
+  FLOW(&c->flow, t->read(c));
+  FLOW(&c->flow, choose(c, t->how));
+  if (agree_on(c, t)) t->run(c);
+  for (int i = 0; i < c->moved_count; i++) sheaf_dtensor_free(c->moved[i]);
+  shf_pool_free(&c->pool);
+  return c->flow.status;
+}
+
 const sheaf_dtensor *shf_call_bring(shf_call *c, const sheaf_dtensor *input, const sheaf_placement *to)
 {
   sheaf_placement target[MAX_DIMS] = {{0}};
@@ -146,12 +171,6 @@ const sheaf_dtensor *shf_call_bring(shf_call *c, const sheaf_dtensor *input, con
   shf_relocate_input(&c->flow, input, target, &moved);
   if (moved) c->moved[c->moved_count++] = moved;
   return c->flow.status != SHEAF_OK ? NULL : moved ? moved : input;
-}
-
-void shf_call_free(shf_call *c)
-{
-  for (int i = 0; i < c->moved_count; i++) sheaf_dtensor_free(c->moved[i]);
-  shf_pool_free(&c->pool);
 }
 
 int shf_call_is_partial(const shf_call *c)

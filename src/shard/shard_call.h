@@ -27,21 +27,32 @@ typedef struct shf_call_operand {
   int required;
 } shf_call_operand;
 
-/* Finds out where a call is to happen: the mesh and device of its operands. A rank that knows the mesh takes part in the
- * agreement even when something is wrong: `flow.status` says so. INVALID_PROBLEM when no operand is there to tell. */
-sheaf_status shf_call_open(shf_call *c, const shf_call_operand *operands, int count);
+/* What a family of ops adds to what its calls have in common. */
+typedef struct shf_call_task {
+  const sheaf_shard_call *how;
+  const shf_call_operand *operands;
+  int count;
+  const char *missing;               /* an output that must be asked for and is not; NULL: none */
+  int64_t facts[2];                  /* told to all ranks when they agree on the call */
+  sheaf_status (*read)(shf_call *c); /* arguments to c->problem */
+  void (*describe)(const shf_call *c, char *text, size_t room); /* the op and its options */
+  void (*run)(shf_call *c);                                     /* what is left, once a strategy is agreed on */
+} shf_call_task;
 
-/* Chooses the strategy (or checks the given one). The same on every rank. */
-sheaf_status shf_call_choose(shf_call *c, const sheaf_shard_call *how);
+/* A description of the given size, whose kind (at `kind_at`) the family has. */
+sheaf_status shf_call_check_desc(const void *desc, size_t known, sheaf_category category, size_t kind_at);
+
+/* A whole call, and the only way to make one: finds the mesh and device of the operands, reads the arguments, chooses the
+ * strategy (or checks the given one), makes sure that all ranks are about to do the same by the same strategy, runs it and
+ * frees what it used. A rank that knows the mesh takes part in the agreement even when something is wrong, which
+ * `c->flow.status` may already say; INVALID_PROBLEM, on that rank alone, when there is no operand to tell the mesh. */
+sheaf_status shf_call_run(shf_call *c, const shf_call_task *task);
 
 /* An input where the strategy wants it: the input itself, or a copy that belongs to the call. MaskPartial of indices is
  * Replicate in memory. Goes on to agreements even when something failed; NULL then. */
 const sheaf_dtensor *shf_call_bring(shf_call *c, const sheaf_dtensor *input, const sheaf_placement *to);
 
-void shf_call_free(shf_call *c);
-
-/* Collective: all ranks are about to do the same, by the same strategy. `what` is the op and its options. */
-int shf_call_agree(shf_call *c, const char *what, const shf_call_operand *operands, int count, const int64_t facts[2]);
+/* The rest is for `run`. */
 
 /* Memory where the tensors are, until the end of the call. */
 sheaf_status shf_call_get(shf_call *c, int64_t bytes, void **memory);
@@ -76,8 +87,21 @@ typedef struct shf_row_source {
   int64_t rows, first, row_bytes;
 } shf_row_source;
 
-/* Copies rows by their numbers, which are the CPU's and all there. */
+/* Copies rows by their numbers, which are the CPU's and all there. On the CPU it cannot fail. */
 sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, const int64_t *ids, int64_t count, void *rows);
+
+/* Rows of an output of `entries` rows from those of distinct indices, on the CPU: places lo .. hi - 1 are copied to all
+ * entries that have them (shf_dispatch, linked). The row of a place is number ids[place] - first of `rows`, or without ids
+ * place - first. */
+typedef struct shf_row_spread {
+  const char *rows;
+  const int64_t *ids;
+  int64_t first, row_bytes;
+  const int64_t *head, *next;
+  int64_t entries;
+  char *out;
+} shf_row_spread;
+void shf_rows_spread(const shf_row_spread *spread, int64_t lo, int64_t hi);
 
 /* Adds a term to each of the rows named, all different: total[ids[i] - first] += terms[i]. */
 typedef struct shf_row_terms {

@@ -1,5 +1,6 @@
 /* shard/shard_embedding.c: lookups and bags on distributed tensors: arguments, strategy, and the way to forward and
  * backward. */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -156,12 +157,22 @@ static sheaf_status check_weights_grad(const sheaf_embedding_desc *desc, const s
   return SHEAF_OK;
 }
 
-static sheaf_status check_desc(const sheaf_embedding_desc *desc)
+static sheaf_status read_arguments(shf_call *c)
 {
-  SHF_TRY(shf_shard_check_struct(desc, sizeof *desc, "desc"));
-  SHF_REQUIRE(sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)desc->kind), INVALID_PROBLEM,
-              "the embedding family has no kind %d", (int)desc->kind);
-  return SHEAF_OK;
+  const shf_embedding_call *e = (const shf_embedding_call *)c;
+  SHF_TRY(read_problem(e->desc, e->args, c));
+  return check_weights_grad(e->desc, e->args, &c->problem);
+}
+
+static void describe(const shf_call *c, char *text, size_t room)
+{
+  const shf_embedding_call *e = (const shf_embedding_call *)c;
+  const sheaf_embedding_desc *desc = e->desc;
+  snprintf(text, room, "%s of %lld rows, options %d %lld %d %d %d %d %d %d %d %d",
+           sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)desc->kind), (long long)desc->rows, desc->has_padding,
+           (long long)desc->padding_idx, desc->weighted, desc->scale_grad_by_freq, (int)desc->bag_form,
+           (int)desc->padding, (int)desc->bad_index, (int)c->problem.dtype, (int)c->values,
+           e->args->weights_grad != NULL);
 }
 
 /* ---- The call ---------------------------------------------------------------------------------------------------- */
@@ -175,9 +186,9 @@ static sheaf_status check_values(shf_embedding_call *e)
                            e->c.problem.rows);
 }
 
-static void run(shf_embedding_call *e)
+static void run(shf_call *c)
 {
-  shf_call *c = &e->c;
+  shf_embedding_call *e = (shf_embedding_call *)c;
   const sheaf_shard_embedding_args *a = e->args;
   int backward = is_backward(e->desc->kind), bags = has_bags(e->desc->kind);
   e->acc = shf_core_dtype_acc(c->values);
@@ -206,31 +217,26 @@ sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const s
   static const sheaf_embedding_desc none = SHEAF_EMBEDDING_DESC_INIT;
   SHF_TRY(shf_shard_check_struct(args, sizeof *args, "args"));
   shf_embedding_call e = {.args = args};
-  shf_call *c = &e.c;
-  c->flow.status = check_desc(desc); /* what is wrong on one rank is told to all, if only the mesh is known */
-  e.desc = desc = c->flow.status == SHEAF_OK ? desc : &none;
+  e.c.flow.status =
+      shf_call_check_desc(desc, sizeof *desc, SHEAF_CATEGORY_EMBEDDING, offsetof(sheaf_embedding_desc, kind));
+  e.desc = desc = e.c.flow.status == SHEAF_OK ? desc : &none;
   int backward = is_backward(desc->kind), max_backward = desc->kind == SHEAF_BAG_MAX_BACKWARD;
   const shf_call_operand operands[] = {
       {"table", args->table, !backward}, {"indices", args->indices, !max_backward}, {"offsets", args->offsets, 0},
       {"weights", args->weights, 0},     {"grad_out", args->grad_out, backward},    {"arg", args->arg, max_backward},
       {"forward", args->forward, 0}};
-  const int count = sizeof operands / sizeof *operands;
-  SHF_TRY(shf_call_open(c, operands, count));
-  const char *missing = backward ? args->table_grad ? NULL : "table_grad" : args->out ? NULL : "out";
-  if (c->flow.status == SHEAF_OK && missing)
-    c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", missing);
-  FLOW(&c->flow, read_problem(desc, args, c));
-  FLOW(&c->flow, check_weights_grad(desc, args, &c->problem));
-  FLOW(&c->flow, shf_call_choose(c, call));
-  char what[256];
-  snprintf(what, sizeof what, "%s of %lld rows, options %d %lld %d %d %d %d %d %d %d %d",
-           sheaf_kind_name(SHEAF_CATEGORY_EMBEDDING, (uint16_t)desc->kind), (long long)desc->rows, desc->has_padding,
-           (long long)desc->padding_idx, desc->weighted, desc->scale_grad_by_freq, (int)desc->bag_form,
-           (int)desc->padding, (int)desc->bad_index, (int)c->problem.dtype, (int)c->values, args->weights_grad != NULL);
-  int64_t facts[2] = {args->indices && args->indices->desc.rank ? args->indices->local_shape[0] : 0, 0};
-  if (shf_call_agree(c, what, operands, count, facts)) run(&e);
-  shf_call_free(c);
-  return c->flow.status;
+  const shf_call_task task = {
+      .how = call,
+      .operands = operands,
+      .count = sizeof operands / sizeof *operands,
+      .missing = backward    ? args->table_grad ? NULL : "table_grad"
+                 : args->out ? NULL
+                             : "out",
+      .facts = {args->indices && args->indices->desc.rank ? args->indices->local_shape[0] : 0, 0},
+      .read = read_arguments,
+      .describe = describe,
+      .run = run};
+  return shf_call_run(&e.c, &task);
 }
 
 /* ---- Local ops -------------------------------------------------------------------------------------------------- */
@@ -294,13 +300,9 @@ void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, co
                             .indices = indices,
                             .entries = entries,
                             .index_dtype = e->c.problem.index_dtype,
-                            .skipped = skips ? desc->padding_idx : -1};
+                            .skipped = skips ? desc->padding_idx : -1,
+                            .links = shf_embedding_is_copied(e)};
   const char *operand = desc->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices";
   FLOW(&e->c.flow, shf_check_indices(desc, operand, task.index_dtype, indices, entries, task.rows));
   FLOW(&e->c.flow, shf_dispatch_group(&e->c.pool, e->c.flow.mesh, &task, d));
-}
-
-void shf_embedding_ask(shf_embedding_call *e, shf_dispatch *d)
-{
-  if (e->c.strategy.dispatch) shf_dispatch_ask(&e->c.flow, &e->c.pool, d);
 }

@@ -19,7 +19,7 @@ struct sheaf_mesh {
   int64_t ranks;
   int64_t rank; /* -1: abstract */
   sheaf_comm *comm;
-  char *scratch; /* over a communicator: a record per rank, and two lists of messages (agree.c, exchange.c) */
+  char *scratch; /* over a communicator: SHF_SCRATCH bytes for each rank (agree.c) */
   size_t scratch_bytes;
   struct shf_buffers *buffers; /* over a communicator */
 };

@@ -1,4 +1,5 @@
 /* shard/shard_segment.c: segment reductions on distributed tensors: arguments, strategy, and what both ways need. */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -43,8 +44,11 @@ sheaf_segment_kind shf_segment_forward_kind(shf_segment_mode mode, int sorted)
 
 /* ---- Arguments to a problem ------------------------------------------------------------------------------------- */
 
-static sheaf_status read_problem(const sheaf_segment_desc *desc, const sheaf_shard_segment_args *a, shf_call *c)
+static sheaf_status read_arguments(shf_call *c)
 {
+  const shf_segment_call *s = (const shf_segment_call *)c;
+  const sheaf_segment_desc *desc = s->desc;
+  const sheaf_shard_segment_args *a = s->args;
   sheaf_shard_problem *p = &c->problem;
   int backward = shf_segment_is_backward((uint16_t)desc->kind);
   const sheaf_dtensor *values = backward ? a->grad_out : a->data;
@@ -80,12 +84,12 @@ static sheaf_status read_problem(const sheaf_segment_desc *desc, const sheaf_sha
   return SHEAF_OK;
 }
 
-static sheaf_status check_desc(const sheaf_segment_desc *desc)
+static void describe(const shf_call *c, char *text, size_t room)
 {
-  SHF_TRY(shf_shard_check_struct(desc, sizeof *desc, "desc"));
-  SHF_REQUIRE(sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)desc->kind), INVALID_PROBLEM,
-              "the segment family has no kind %d", (int)desc->kind);
-  return SHEAF_OK;
+  const sheaf_segment_desc *desc = ((const shf_segment_call *)c)->desc;
+  snprintf(text, room, "%s of %lld segments, options %d %d %d",
+           sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)desc->kind), (long long)desc->segments, (int)desc->empty,
+           (int)desc->ties, (int)desc->bad_index);
 }
 
 /* ---- Order of ids over ranks -------------------------------------------------------------------------------------- */
@@ -146,9 +150,9 @@ static void bring_ids(shf_segment_call *s)
 
 /* ---- The call ---------------------------------------------------------------------------------------------------- */
 
-static void run(shf_segment_call *s)
+static void run(shf_call *c)
 {
-  shf_call *c = &s->c;
+  shf_segment_call *s = (shf_segment_call *)c;
   const sheaf_mesh *mesh = c->flow.mesh;
   int backward = shf_segment_is_backward((uint16_t)s->desc->kind);
   const int64_t shape[2] = {c->problem.rows, c->problem.dim};
@@ -171,28 +175,23 @@ sheaf_status sheaf_shard_segment_run(const sheaf_segment_desc *desc, const sheaf
   static const sheaf_segment_desc none = SHEAF_SEGMENT_DESC_INIT;
   SHF_TRY(shf_shard_check_struct(args, sizeof *args, "args"));
   shf_segment_call s = {.args = args};
-  shf_call *c = &s.c;
-  c->flow.status = check_desc(desc); /* what is wrong on one rank is told to all, if only the mesh is known */
-  s.desc = desc = c->flow.status == SHEAF_OK ? desc : &none;
+  s.c.flow.status = shf_call_check_desc(desc, sizeof *desc, SHEAF_CATEGORY_SEGMENT, offsetof(sheaf_segment_desc, kind));
+  s.desc = desc = s.c.flow.status == SHEAF_OK ? desc : &none;
   int backward = shf_segment_is_backward((uint16_t)desc->kind);
   const shf_call_operand operands[] = {{"ids", args->ids, 1},
                                        {"data", args->data, !backward},
                                        {"grad_out", args->grad_out, backward},
                                        {"arg", args->arg, 0}};
-  const int count = sizeof operands / sizeof *operands;
-  SHF_TRY(shf_call_open(c, operands, count));
-  const char *missing = backward ? args->data_grad ? NULL : "data_grad" : args->out ? NULL : "out";
-  if (c->flow.status == SHEAF_OK && missing)
-    c->flow.status = shf_core_fail(SHEAF_INVALID_PROBLEM, "%s is NULL", missing);
-  FLOW(&c->flow, read_problem(desc, args, c));
-  FLOW(&c->flow, shf_call_choose(c, call));
-  char what[160];
-  snprintf(what, sizeof what, "%s of %lld segments, options %d %d %d",
-           sheaf_kind_name(SHEAF_CATEGORY_SEGMENT, (uint16_t)desc->kind), (long long)desc->segments, (int)desc->empty,
-           (int)desc->ties, (int)desc->bad_index);
-  if (shf_call_agree(c, what, operands, count, NULL)) run(&s);
-  shf_call_free(c);
-  return c->flow.status;
+  const shf_call_task task = {.how = call,
+                              .operands = operands,
+                              .count = sizeof operands / sizeof *operands,
+                              .missing = backward    ? args->data_grad ? NULL : "data_grad"
+                                         : args->out ? NULL
+                                                     : "out",
+                              .read = read_arguments,
+                              .describe = describe,
+                              .run = run};
+  return shf_call_run(&s.c, &task);
 }
 
 /* ---- What both ways need ------------------------------------------------------------------------------------------ */

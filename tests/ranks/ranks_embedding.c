@@ -376,11 +376,11 @@ static void check_mesh(const ranks_mesh *sizes, int repeats)
   for (int kind = SHEAF_LOOKUP; kind <= SHEAF_BAG_MAX_BACKWARD; kind++)
     for (int r = 0; r < repeats; r++) {
       setting s = {.kind = (sheaf_embedding_kind)kind};
-      int64_t extents[] = {1, ranks_size - 1, ranks_size, ranks_size + 1, 3 * ranks_size + 2, 40};
+      int64_t extents[] = {1, ranks_size - 1, ranks_size, ranks_size + 1, 3 * ranks_size + 2, 40, 2500};
       int sums = kind >= SHEAF_BAG_SUM && kind <= SHEAF_BAG_MEAN_BACKWARD;
       s.dtype = dtypes[pick(4)];
       s.index_dtype = pick(2) ? SHEAF_I64 : SHEAF_I32;
-      s.rows = extents[pick(6)];
+      s.rows = extents[pick(7)];
       if (s.rows < 1) s.rows = 1;
       s.dim = extents[pick(5)];
       if (s.dim < 1) s.dim = 1;
@@ -402,6 +402,21 @@ static void check_mesh(const ranks_mesh *sizes, int repeats)
   sheaf_mesh_free(mesh);
 }
 
+/* Enough rows that they are copied and added by all threads, and stored past the cache. */
+static void check_large(const ranks_mesh *sizes)
+{
+  sheaf_mesh *mesh;
+  OK(sheaf_mesh_create(sizes->size, sizes->dims, ranks_comm, &mesh));
+  for (int kind = SHEAF_LOOKUP; kind <= SHEAF_LOOKUP_BACKWARD; kind++) {
+    setting s = {.kind = (sheaf_embedding_kind)kind, .dtype = SHEAF_F32, .index_dtype = SHEAF_I64, .bad = 1};
+    s.rows = 3001;
+    s.dim = 640;
+    s.bags = 4000 * ranks_size;
+    check_setting(&s, mesh, sizes);
+  }
+  sheaf_mesh_free(mesh);
+}
+
 int ranks_main(int argc, char **argv)
 {
   (void)argc, (void)argv;
@@ -409,5 +424,6 @@ int ranks_main(int argc, char **argv)
   ranks_open();
   int count = ranks_meshes(meshes), repeats = getenv("SHEAF_TEST_QUICK") ? 3 : 12;
   for (int i = 0; i < count; i++) check_mesh(&meshes[i], repeats);
+  if (ranks_size == 2 || ranks_size == 3) check_large(&meshes[0]);
   return ranks_close("embedding", cases);
 }
