@@ -135,7 +135,7 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
 
 static int streams(const run *r, const shf_job *job, int64_t rows)
 {
-  return shf_plan_streams(&job->target, r->plan->batch * rows, sheaf_dtype_row_bytes(job->out_dtype, job->dim));
+  return shf_plan_streams(&job->target, r->plan->batch * rows, r->plan->out_row_bytes);
 }
 
 static void run_lookup(const run *r)

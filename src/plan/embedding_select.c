@@ -273,6 +273,7 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   SHF_TRY(check_options(d));
   made.acc_bytes = shf_core_dtype_size(shf_core_dtype_acc(d->dtype));
   made.row_bytes = sheaf_dtype_row_bytes(d->dtype, d->dim);
+  made.out_row_bytes = sheaf_dtype_row_bytes(d->out_dtype, d->dim);
   if (is_bag_forward(d->kind))
     made.ahead = shf_plan_ahead(d->rows, made.row_bytes, SHF_READ_AHEAD, SHF_MOST_AHEAD);
   else

@@ -72,6 +72,7 @@ struct sheaf_plan {
   int has_batch; /* operands have a leading dimension */
   int64_t acc_bytes;
   int64_t row_bytes; /* of a table or data row */
+  int64_t out_row_bytes;
   int64_t ahead;     /* rows of the table or data to fetch ahead of a random walk */
   shf_layout layout;
   shf_job job; /* what all stages of a run have in common; operands are added there */
