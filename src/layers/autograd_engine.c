@@ -221,8 +221,10 @@ static sheaf_status differentiate(walk *w, visit *v)
   forward.inputs = inputs;
   forward.outputs = outputs;
   sheaf_status status = make_likes(node, likes);
+  const shf_guard_mark mark = shf_guards_enter(&shf_thread);
   if (status == SHEAF_OK)
     status = node->gradient->backward(&forward, likes, v->grads, node->wanted, grads, node->gradient->context);
+  shf_guards_leave(&shf_thread, &mark);
   for (int i = 0; i < count; i++) {
     sheaf_tensor_release(likes[i]);
     const shf_edge *edge = &node->edges[i];

@@ -135,6 +135,16 @@ sheaf_status sheaf_tracer_begin(void)
   return SHEAF_OK;
 }
 
+void shf_tracer_unwind(uint32_t guards)
+{
+  trace *t = shf_thread.trace;
+  if (!t || t->guard.depth <= guards) return;
+  shf_thread.trace = NULL;
+  sheaf_trace *graph = t->graph;
+  free_trace(t);
+  sheaf_trace_free(graph);
+}
+
 sheaf_status sheaf_tracer_end(sheaf_trace **graph)
 {
   SHF_REQUIRE(graph, INVALID_PROBLEM, "sheaf_tracer_end: graph is NULL");
