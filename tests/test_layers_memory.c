@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
+
 #include "support/faults.h"
 #include "support/heap.h"
 
@@ -75,6 +77,55 @@ static void test_layers_allocate_nothing(void **state)
   expect_ok(sheaf_autocast_end());
 }
 
+/* A record that memory was short for is counted, and those behind it are whole. */
+static void test_lost_records_leave_no_gap(void **state)
+{
+  (void)state;
+  fault_world w = make_fault_world((DLDevice){kDLCPU, 0});
+  sheaf_tensor *out = tensor_of(SHEAF_F32, SHAPE(5, 3), NULL);
+  sheaf_profile *profile;
+  expect_ok(sheaf_embedding(w.indices, w.table, NULL, &out)); /* its plan is kept */
+  expect_ok(sheaf_profiler_begin());
+  heap.calls = heap.failing = 0;
+  expect_ok(sheaf_embedding(w.indices, w.table, NULL, &out));
+  assert_int_equal(heap.calls, 1);
+  heap.failing = -1;
+  expect_ok(sheaf_embedding(w.indices, w.table, NULL, &out));
+  expect_ok(sheaf_profiler_end(&profile));
+  assert_int_equal(sheaf_profile_lost(profile), 1);
+  assert_int_equal(sheaf_profile_count(profile), 1);
+  assert_string_equal(sheaf_profile_at(profile, 0)->op, "embedding");
+  assert_true(sheaf_profile_chrome(profile, NULL, 0) > 0);
+  sheaf_profile_free(profile);
+}
+
+static pthread_key_t last_words;
+
+static void release_last(void *tensor) { sheaf_tensor_release(tensor); }
+
+static void *end_with_a_tensor(void *unused)
+{
+  sheaf_tensor *first, *last;
+  expect_ok(sheaf_tensor_new(SHEAF_F32, SHAPE(2), &first));
+  expect_ok(sheaf_tensor_new(SHEAF_F32, SHAPE(2), &last));
+  sheaf_tensor_release(first);
+  assert_int_equal(pthread_setspecific(last_words, last), 0);
+  return unused;
+}
+
+/* Tensors that others release when a thread ends, after the library has cleaned up there. */
+static void test_threads_leave_nothing_behind(void **state)
+{
+  (void)state;
+  pthread_t thread;
+  assert_int_equal(pthread_key_create(&last_words, release_last), 0);
+  int64_t blocks = heap.blocks;
+  assert_int_equal(pthread_create(&thread, NULL, end_with_a_tensor, NULL), 0);
+  assert_int_equal(pthread_join(thread, NULL), 0);
+  assert_int_equal(heap.blocks, blocks);
+  assert_int_equal(pthread_key_delete(last_words), 0);
+}
+
 /* Thousands of problems leave no more behind than a few hundred do. */
 static void test_kept_plans_are_bounded(void **state)
 {
@@ -99,9 +150,8 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, use_counted_heap, use_own_heap)
   const struct CMUnitTest tests[] = {
-      TEST(test_failing_allocations),
-      TEST(test_layers_allocate_nothing),
-      TEST(test_kept_plans_are_bounded),
+      TEST(test_failing_allocations),          TEST(test_layers_allocate_nothing), TEST(test_lost_records_leave_no_gap),
+      TEST(test_threads_leave_nothing_behind), TEST(test_kept_plans_are_bounded),
   };
   return cmocka_run_group_tests_name("memory of layers", tests, NULL, NULL);
 }
