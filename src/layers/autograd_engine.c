@@ -151,15 +151,34 @@ static sheaf_status give_to_node(walk *w, const shf_edge *edge, sheaf_tensor *gr
   return add_to(&target->grads[edge->output], grad);
 }
 
+/* Whether somebody beside the walk holds a gradient, or the memory that it is a view of. The walk has two references:
+ * that of the node which gave it, and the one that is to be the leaf's. */
+static int is_shared(sheaf_tensor *grad)
+{
+  return atomic_load(&grad->refs) > 2 || (grad->base && atomic_load(&grad->base->refs) > 2);
+}
+
+/* The same numbers in memory of their own; part of a graph, when one is recorded. */
+static sheaf_status copy_of(sheaf_tensor *grad, sheaf_tensor **copy)
+{
+  *copy = NULL;
+  if (grad->rank > 0) return sheaf_movedim(grad, 0, 0, copy);
+  sheaf_tensor *list;
+  SHF_TRY(shf_send_expand(grad, 1, NULL, &list));
+  sheaf_status status = shf_send_reshape(list, 0, NULL, NULL, copy);
+  sheaf_tensor_release(list);
+  return status;
+}
+
 /* Adds to what the leaf holds. Threads may share a leaf. */
 static sheaf_status give_to_leaf(sheaf_tensor *leaf, sheaf_tensor *grad)
 {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   sheaf_tensor *typed;
   sheaf_status status = shf_send_dtype(SHEAF_OP_CAST, grad, leaf->dtype, NULL, &typed);
-  if (status == SHEAF_OK && typed->form == SHEAF_FORM_DENSE && typed->rank > 0 && atomic_load(&typed->refs) > 2) {
-    sheaf_tensor *copy = NULL; /* somebody else holds it: the leaf gets its own */
-    status = sheaf_movedim(typed, 0, 0, &copy);
+  if (status == SHEAF_OK && typed->form == SHEAF_FORM_DENSE && is_shared(typed)) {
+    sheaf_tensor *copy; /* the leaf gets its own */
+    status = copy_of(typed, &copy);
     sheaf_tensor_release(typed);
     typed = copy;
   }
