@@ -490,6 +490,20 @@ static void test_leaves_own_their_gradients(void **state)
   expect_tensor(sheaf_tensor_grad(number), 5);
 }
 
+static void test_gradients_lie_where_results_do(void **state)
+{
+  (void)state;
+  sheaf_tensor *leaf = tensor_leaf(tensor_of(SHEAF_F32, SHAPE(2), NULL), SHEAF_GRAD_DENSE), *out, *elsewhere;
+  const int64_t shape[] = {2, 1};
+  RESULT(out, sheaf_reshape(leaf, 2, shape, &out));
+  DLTensor dl = *sheaf_tensor_dl(out);
+  dl.device = (DLDevice){kDLCUDA, 3};
+  expect_ok(sheaf_tensor_borrow(&dl, 0, &elsewhere));
+  expect_status(sheaf_backward(out, tensor_keep(elsewhere), NULL), SHEAF_INVALID_PROBLEM);
+  expect_words("Cuda", "device 3", "Cpu");
+  assert_null(sheaf_tensor_grad(leaf));
+}
+
 static void test_results_do_not_replace_those_of_a_graph(void **state)
 {
   (void)state;
@@ -530,6 +544,7 @@ int main(void)
       TEST(test_gradients_without_data),
       TEST(test_users_ops_are_differentiated),
       TEST(test_leaves_own_their_gradients),
+      TEST(test_gradients_lie_where_results_do),
       TEST(test_results_do_not_replace_those_of_a_graph),
   };
   return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);

@@ -320,6 +320,10 @@ static sheaf_status check_arguments(sheaf_tensor *output, sheaf_tensor *grad, co
               INVALID_PROBLEM, "backward: grad is %s %s of form %d; the output is %s %s of form %d",
               sheaf_dtype_name(grad->dtype), shf_shape_text(grad, is, sizeof is), (int)grad->form,
               sheaf_dtype_name(output->dtype), shf_shape_text(output, should, sizeof should), (int)output->form);
+  SHF_REQUIRE(shf_same_place(grad, output), INVALID_PROBLEM,
+              "backward: grad lies on %s (device %d), the output on %s (device %d)",
+              sheaf_dispatch_key_name((int)shf_data_key(grad)), shf_device_of(grad).device_id,
+              sheaf_dispatch_key_name((int)shf_data_key(output)), shf_device_of(output).device_id);
   return SHEAF_OK;
 }
 
