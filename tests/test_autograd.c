@@ -466,6 +466,63 @@ static void test_users_ops_are_differentiated(void **state)
   check_gradients(&c);
 }
 
+/* A gradient's memory is its leaf's alone, also where backward hands on views. */
+static void test_leaves_own_their_gradients(void **state)
+{
+  (void)state;
+  sheaf_tensor *a = tensor_leaf(tensor_of(SHEAF_F32, SHAPE(2), NULL), SHEAF_GRAD_DENSE);
+  sheaf_tensor *b = tensor_leaf(tensor_of(SHEAF_F32, SHAPE(2), NULL), SHEAF_GRAD_DENSE);
+  sheaf_tensor *grad = tensor_of(SHEAF_F32, SHAPE(1, 2), NUMBERS(3, 4)), *x, *y, *sum;
+  const int64_t shape[] = {1, 2};
+  RESULT(x, sheaf_reshape(a, 2, shape, &x));
+  RESULT(y, sheaf_reshape(b, 2, shape, &y));
+  RESULT(sum, sheaf_add(x, y, 1, &sum));
+  expect_ok(sheaf_backward(sum, grad, NULL));
+  tensor_set(grad, 0, 99);
+  sheaf_tensor *of_a = sheaf_tensor_grad(a);
+  expect_ok(sheaf_add(of_a, of_a, 1, &of_a));
+  expect_tensor(of_a, 6, 8);
+  expect_tensor(sheaf_tensor_grad(b), 3, 4);
+  sheaf_tensor *number = tensor_leaf(tensor_of(SHEAF_F32, 0, NULL, NULL), SHEAF_GRAD_DENSE);
+  sheaf_tensor *slope = tensor_of(SHEAF_F32, 0, NULL, NUMBERS(5));
+  expect_ok(sheaf_backward(number, slope, NULL));
+  tensor_set(slope, 0, 99);
+  expect_tensor(sheaf_tensor_grad(number), 5);
+}
+
+static void test_gradients_lie_where_results_do(void **state)
+{
+  (void)state;
+  sheaf_tensor *leaf = tensor_leaf(tensor_of(SHEAF_F32, SHAPE(2), NULL), SHEAF_GRAD_DENSE), *out, *elsewhere;
+  const int64_t shape[] = {2, 1};
+  RESULT(out, sheaf_reshape(leaf, 2, shape, &out));
+  DLTensor dl = *sheaf_tensor_dl(out);
+  dl.device = (DLDevice){kDLCUDA, 3};
+  expect_ok(sheaf_tensor_borrow(&dl, 0, &elsewhere));
+  expect_status(sheaf_backward(out, tensor_keep(elsewhere), NULL), SHEAF_INVALID_PROBLEM);
+  expect_words("Cuda", "device 3", "Cpu");
+  assert_null(sheaf_tensor_grad(leaf));
+}
+
+static void test_results_do_not_replace_those_of_a_graph(void **state)
+{
+  (void)state;
+  sheaf_tensor *table = tensor_leaf(tensor_of(SHEAF_F32, SHAPE(2, 1), NUMBERS(1, 2)), SHEAF_GRAD_DENSE), *out;
+  sheaf_tensor *other = tensor_of(SHEAF_F32, SHAPE(2, 1), NUMBERS(7, 8)), *slot = table;
+  RESULT(out, sheaf_embedding(tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(0, 1)), table, NULL, &out));
+  sheaf_tensor_set_name(table, "words");
+  expect_status(sheaf_cast(other, SHEAF_F32, &out), SHEAF_INVALID_PROBLEM);
+  expect_status(sheaf_cast(other, SHEAF_F32, &slot), SHEAF_INVALID_PROBLEM);
+  expect_words("cast", "words", "no_grad");
+  expect_tensor(table, 1, 2);
+  expect_tensor(out, 1, 2);
+  sheaf_guard guard;
+  expect_ok(sheaf_no_grad_begin(&guard));
+  expect_ok(sheaf_cast(other, SHEAF_F32, &slot));
+  expect_ok(sheaf_no_grad_end(&guard));
+  expect_tensor(table, 7, 8);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_teardown(name, tensors_teardown)
@@ -486,6 +543,9 @@ int main(void)
       TEST(test_threads_share_a_leaf),
       TEST(test_gradients_without_data),
       TEST(test_users_ops_are_differentiated),
+      TEST(test_leaves_own_their_gradients),
+      TEST(test_gradients_lie_where_results_do),
+      TEST(test_results_do_not_replace_those_of_a_graph),
   };
   return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
 }

@@ -334,6 +334,88 @@ static void test_guards_that_a_kernel_forgets_are_ended(void **state)
   assert_int_equal(sheaf_excluded_keys().bits, 0);
 }
 
+/* What a kernel does about autocast and traces, by the number in its context. */
+enum { BEGIN_ALL, END_AUTOCAST, END_TRACE };
+
+static sheaf_status meddle(const sheaf_call *call, const sheaf_frame *frame)
+{
+  (void)call;
+  int what = *(const int *)frame->context;
+  sheaf_trace *graph;
+  if (what == END_AUTOCAST) return sheaf_autocast_end();
+  if (what == END_TRACE) return sheaf_tracer_end(&graph);
+  expect_ok(sheaf_autocast_begin(SHEAF_BF16));
+  expect_ok(sheaf_tracer_begin());
+  return SHEAF_OK;
+}
+
+static void test_regions_that_a_kernel_forgets_are_ended(void **state)
+{
+  (void)state;
+  static int what = BEGIN_ALL;
+  sheaf_op op = new_op("meddlesome");
+  expect_ok(sheaf_layer_register(op, SHEAF_KEY_CPU, meddle, &what));
+  sheaf_tensor *dense = tensor_of(SHEAF_F32, SHAPE(2, 2), NULL), *index = tensor_of(SHEAF_I64, SHAPE(1), NULL);
+  sheaf_tensor *out = NULL;
+  sheaf_trace *graph;
+  expect_ok(sheaf_autocast_begin(SHEAF_F16));
+  expect_ok(call_with(op, &dense, 1));
+  expect_status(sheaf_tracer_end(&graph), SHEAF_INVALID_PROBLEM);
+  tensor_result(sheaf_embedding(index, dense, NULL, &out), &out);
+  assert_int_equal(sheaf_tensor_dtype(out), SHEAF_F16);
+  what = END_AUTOCAST; /* which is not the kernel's to end */
+  expect_status(call_with(op, &dense, 1), SHEAF_INVALID_PROBLEM);
+  expect_words("guard 1", "outside");
+  expect_ok(sheaf_autocast_end());
+  what = END_TRACE;
+  expect_ok(sheaf_tracer_begin());
+  expect_status(call_with(op, &dense, 1), SHEAF_INVALID_PROBLEM);
+  expect_ok(sheaf_tracer_end(&graph));
+  sheaf_trace_free(graph);
+  assert_int_equal(sheaf_included_keys().bits, 0);
+}
+
+static sheaf_status same_memory(const sheaf_call *call, const sheaf_frame *frame)
+{
+  (void)frame;
+  return sheaf_tensor_detach(call->inputs[0], &call->outputs[0]);
+}
+
+static sheaf_status forgetful_gradient(const sheaf_call *forward, sheaf_tensor *const *inputs_like,
+                                       sheaf_tensor *const *output_grads, uint32_t wanted, sheaf_tensor **input_grads,
+                                       void *context)
+{
+  (void)forward, (void)inputs_like, (void)wanted, (void)context;
+  sheaf_guard guard;
+  expect_ok(sheaf_no_grad_begin(&guard));
+  expect_ok(sheaf_autocast_begin(SHEAF_F16));
+  input_grads[0] = sheaf_tensor_retain(output_grads[0]);
+  return SHEAF_OK;
+}
+
+static void test_guards_that_a_gradient_forgets_are_ended(void **state)
+{
+  (void)state;
+  sheaf_op op = new_op("forgetful backward");
+  sheaf_gradient gradient = SHEAF_GRADIENT_INIT;
+  gradient.differentiable = 1;
+  gradient.backward = forgetful_gradient;
+  expect_ok(sheaf_layer_register(op, SHEAF_KEY_CPU, same_memory, NULL));
+  expect_ok(sheaf_gradient_register(op, &gradient));
+  sheaf_tensor *leaf = tensor_leaf(tensor_of(SHEAF_F32, SHAPE(2), NULL), SHEAF_GRAD_DENSE), *out = NULL;
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = op;
+  call.inputs = &leaf;
+  call.outputs = &out;
+  call.input_count = call.output_count = 1;
+  tensor_result(sheaf_dispatch(&call), &out);
+  expect_ok(sheaf_backward(out, NULL, NULL));
+  expect_tensor(sheaf_tensor_grad(leaf), 1, 1);
+  assert_int_equal(sheaf_included_keys().bits, 0);
+  assert_int_equal(sheaf_excluded_keys().bits, 0);
+  expect_status(sheaf_autocast_end(), SHEAF_INVALID_PROBLEM);
+}
+
 static void test_guards_end_in_order(void **state)
 {
   (void)state;
@@ -437,6 +519,8 @@ int main(void)
       cmocka_unit_test_teardown(test_any_number_of_tensors_and_attributes, tensors_teardown),
       cmocka_unit_test_teardown(test_recursion_is_an_error, tensors_teardown),
       cmocka_unit_test_teardown(test_guards_that_a_kernel_forgets_are_ended, tensors_teardown),
+      cmocka_unit_test_teardown(test_regions_that_a_kernel_forgets_are_ended, tensors_teardown),
+      cmocka_unit_test_teardown(test_guards_that_a_gradient_forgets_are_ended, tensors_teardown),
       cmocka_unit_test(test_guards_end_in_order),
       cmocka_unit_test_teardown(test_registration_beside_calls, tensors_teardown),
       cmocka_unit_test_teardown(test_every_op_also_those_to_come, tensors_teardown),

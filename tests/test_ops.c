@@ -407,6 +407,14 @@ static void test_data_must_lie_in_one_place(void **state)
   sheaf_tensor *table = tensor_of(SHEAF_F32, SHAPE(3, 2), NULL), *out = NULL, *cuda;
   expect_status(sheaf_embedding(tensor_untouchable(SHEAF_I32, SHAPE(2)), table, NULL, &out), SHEAF_INVALID_PROBLEM);
   expect_words("Cpu", "Meta", "indices");
+  sheaf_tensor *nowhere = tensor_untouchable(SHEAF_F32, SHAPE(2, 2)), *here = tensor_of(SHEAF_F32, SHAPE(2, 2), NULL);
+  expect_status(sheaf_embedding(tensor_of(SHEAF_I32, SHAPE(2), NULL), table, NULL, &nowhere), SHEAF_INVALID_PROBLEM);
+  expect_words("output", "Meta", "Cpu");
+  expect_status(
+      sheaf_embedding(tensor_untouchable(SHEAF_I32, SHAPE(2)), tensor_untouchable(SHEAF_F32, SHAPE(3, 2)), NULL, &here),
+      SHEAF_INVALID_PROBLEM);
+  expect_words("output", "Meta", "Cpu");
+  assert_int_equal(sheaf_tensor_version(here), 0);
   int64_t shape[] = {2};
   DLTensor dl = {.data = table, .device = {kDLCUDA, 0}, .ndim = 1, .dtype = {kDLInt, 64, 1}, .shape = shape};
   expect_ok(sheaf_tensor_borrow(&dl, 0, &cuda));

@@ -84,6 +84,36 @@ static void test_borrowed_memory_is_the_callers(void **state)
   sheaf_tensor_release(t);
 }
 
+static void test_borrowed_memory_must_be_there(void **state)
+{
+  (void)state;
+  double memory[4] = {0};
+  int64_t shape[] = {3, 2}, strides[] = {-2, 1};
+  DLTensor dl = {.data = memory, .device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}, .shape = shape};
+  sheaf_tensor *t;
+  expect_ok(sheaf_tensor_borrow(&dl, 24, &t));
+  sheaf_tensor_release(t);
+  expect_status(sheaf_tensor_borrow(&dl, 23, &t), SHEAF_BUFFER_TOO_SMALL);
+  expect_words("24", "23");
+  assert_null(t);
+  dl.strides = strides;
+  expect_status(sheaf_tensor_borrow(&dl, sizeof memory, &t), SHEAF_INVALID_PROBLEM);
+  expect_words("16 bytes before");
+  strides[0] = INT64_MAX / 4;
+  expect_status(sheaf_tensor_borrow(&dl, 0, &t), SHEAF_INVALID_PROBLEM);
+  expect_words("2^63");
+  dl.strides = NULL;
+  dl.byte_offset = 2;
+  expect_status(sheaf_tensor_borrow(&dl, 0, &t), SHEAF_MISALIGNED);
+  dl.byte_offset = 0;
+  dl.data = NULL;
+  expect_status(sheaf_tensor_borrow(&dl, 0, &t), SHEAF_INVALID_PROBLEM);
+  expect_words("no data", "24");
+  shape[0] = 0;
+  expect_ok(sheaf_tensor_borrow(&dl, 0, &t));
+  sheaf_tensor_release(t);
+}
+
 static int deleted;
 static void delete_managed(DLManagedTensor *managed)
 {
@@ -141,6 +171,8 @@ static void test_sparse_tensors(void **state)
   assert_true(sheaf_tensor_is_coalesced(t));
   expect_status(sheaf_tensor_sparse(ids, rows, 4, 1, &t), SHEAF_INDEX_OUT_OF_RANGE);
   expect_words("4", "position 1", "0..3");
+  expect_status(sheaf_tensor_sparse(ids, rows, INT64_MAX / 3 + 1, 1, &t), SHEAF_INVALID_PROBLEM);
+  expect_words("2^59", "of 3");
   sheaf_tensor *falling = tensor_of(SHEAF_I32, SHAPE(2), NUMBERS(4, 1));
   expect_status(sheaf_tensor_sparse(falling, rows, 5, 1, &t), SHEAF_INVALID_PROBLEM);
   expect_ok(sheaf_tensor_sparse(falling, rows, 5, 0, &t));
@@ -182,6 +214,24 @@ static void test_quantised_tensors(void **state)
   expect_status(sheaf_tensor_quantized(packed, SHEAF_F32, 5, &t), SHEAF_UNSUPPORTED);
   expect_status(sheaf_tensor_require_grad(tensor_keep(sheaf_tensor_retain(t)), SHEAF_GRAD_DENSE),
                 SHEAF_INVALID_PROBLEM); /* t is NULL after a failure */
+}
+
+/* Of one matrix rows may lie apart; matrices that do are refused, not misread. */
+static void test_packed_rows_with_gaps(void **state)
+{
+  (void)state;
+  sheaf_tensor *rows = tensor_of(SHEAF_F32, SHAPE(2, 1, 2), NUMBERS(1, 2, 3, 4)), *packed, *part, *given, *out = NULL;
+  RESULT(packed, sheaf_quantize(rows, SHEAF_INT8, &packed));
+  int64_t width = sheaf_dtype_row_bytes(SHEAF_INT8, 2), shape[] = {2, 1, width}, strides[] = {40, width, 1};
+  unsigned char memory[80] = {0};
+  for (int i = 0; i < 2; i++)
+    memcpy(memory + 40 * i, (const char *)sheaf_tensor_data(packed) + width * i, (size_t)width);
+  DLTensor dl = {
+      .data = memory, .device = {kDLCPU, 0}, .ndim = 3, .dtype = {kDLUInt, 8, 1}, .shape = shape, .strides = strides};
+  expect_ok(sheaf_tensor_borrow(&dl, sizeof memory, &part));
+  expect_ok(sheaf_tensor_quantized(tensor_keep(part), SHEAF_INT8, 2, &given));
+  expect_status(sheaf_dequantize(tensor_keep(given), SHEAF_F32, &out), SHEAF_UNSUPPORTED);
+  expect_words("rank 3", "contiguous");
 }
 
 static void test_versions_count_writes(void **state)
@@ -227,11 +277,13 @@ int main(void)
       cmocka_unit_test(test_null_tensors_are_nothing),
       cmocka_unit_test(test_bad_shapes_are_refused),
       cmocka_unit_test(test_borrowed_memory_is_the_callers),
+      cmocka_unit_test(test_borrowed_memory_must_be_there),
       cmocka_unit_test(test_dlpack_in_and_out),
       cmocka_unit_test_teardown(test_only_dense_tensors_go_out, tensors_teardown),
       cmocka_unit_test_teardown(test_sparse_tensors, tensors_teardown),
       cmocka_unit_test_teardown(test_nested_tensors, tensors_teardown),
       cmocka_unit_test_teardown(test_quantised_tensors, tensors_teardown),
+      cmocka_unit_test_teardown(test_packed_rows_with_gaps, tensors_teardown),
       cmocka_unit_test_teardown(test_versions_count_writes, tensors_teardown),
       cmocka_unit_test_teardown(test_leaves_of_graphs, tensors_teardown),
   };

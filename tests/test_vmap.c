@@ -259,6 +259,17 @@ static void test_gradients_over_nothing(void **state)
   expect_tensor(sheaf_tensor_grad(data), 0, 0, 0);
 }
 
+static void test_vmap_over_too_much(void **state)
+{
+  (void)state;
+  const int64_t half = (int64_t)1 << 32; /* twice: 2^64 problems, which are not none */
+  sheaf_tensor *table = tensor_batched(tensor_untouchable(SHEAF_F32, SHAPE(half, 1, 1)), 0, 1), *out = NULL;
+  sheaf_tensor *indices = tensor_batched(tensor_untouchable(SHEAF_I64, SHAPE(half, 1)), 0, 2);
+  expect_status(sheaf_embedding(indices, table, NULL, &out), SHEAF_INVALID_PROBLEM);
+  expect_words("embedding", "4294967296 times 4294967296");
+  assert_null(out);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_teardown(name, tensors_teardown)
@@ -271,6 +282,7 @@ int main(void)
       TEST(test_shapes_change_within_vmap),
       TEST(test_vmap_over_nothing),
       TEST(test_gradients_over_nothing),
+      TEST(test_vmap_over_too_much),
   };
   return cmocka_run_group_tests_name("vmap", tests, NULL, NULL);
 }

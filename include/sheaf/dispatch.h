@@ -119,7 +119,8 @@ static inline int sheaf_keyset_next(sheaf_keyset *set)
 /* ---- What a thread includes and excludes --------------------------------------------------------------------- */
 
 /* Guards nest: `end` ends the one begun last on this thread (anything else is INVALID_PROBLEM and changes nothing).
- * Guards that a kernel begins and does not end are ended when it returns, on whatever path. */
+ * Guards that a kernel (or the gradient of an op) begins and does not end are ended when it returns, on whatever path;
+ * so are autocast and a trace. Those that were begun outside of it, it cannot end. */
 typedef struct sheaf_guard {
   sheaf_keyset include, exclude; /* of the thread, before */
   uint32_t depth;

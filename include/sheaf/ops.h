@@ -7,7 +7,8 @@
  *
  * An op takes every form of tensor that makes sense for it: dense, meta (shapes only), row-sparse, quantised, nested,
  * batched. Results are made when `*out` is NULL, else written into `*out`, which must have the right type and shape
- * (not while a gradient is being recorded). On failure `*out` is what it was. Options may be NULL: the defaults.
+ * (not while a gradient is being recorded; a tensor that requires one only within no_grad). On failure `*out` is what it
+ * was. Options may be NULL: the defaults.
  *
  * Bad indices and ids are errors by default (INDEX_OUT_OF_RANGE), unlike in plans. On a CUDA device such an error is
  * found by the run itself and by waiting for the thread's stream (device.h): a result that was given has been written
@@ -177,10 +178,11 @@ SHEAF_API sheaf_status sheaf_no_grad_end(const sheaf_guard *guard);
 
 /* ---- Autocast ------------------------------------------------------------------------------------------------ */
 
-/* Between these two, on this thread, lookups and bags of F32 tables compute on tables (and weights) cast to F16 or
- * BF16, and quantised tables give that type; sums are kept in f32 as ever. A cast table is kept until the end, or until
- * the table is written. Other ops: segments, casts and conversions take what they are given; add takes the wider type
- * of its two; indices and F64 are never cast. Gradients have the type of their leaf. Nests. */
+/* Between these two, on this thread, lookups and bags of F32 tables (or of the other 16-bit type) compute on tables
+ * (and weights) cast to F16 or BF16, and quantised tables give that type; sums are kept in f32 as ever. A cast table is
+ * kept until the end, or until the table is written. Other ops: segments, casts and conversions take what they are
+ * given; add takes the wider type of its two; indices and F64 are never cast. Gradients have the type of their leaf.
+ * Nests. */
 SHEAF_API sheaf_status sheaf_autocast_begin(sheaf_dtype dtype);
 SHEAF_API sheaf_status sheaf_autocast_end(void);
 

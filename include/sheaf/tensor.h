@@ -62,7 +62,8 @@ SHEAF_API sheaf_status sheaf_tensor_new_on(DLDevice device, sheaf_dtype dtype, i
 SHEAF_API sheaf_status sheaf_tensor_to(sheaf_tensor *tensor, DLDevice device, sheaf_tensor **out);
 
 /* Memory of the caller's, who keeps it alive and does not move it while the tensor lives. `bytes` as in
- * sheaf_operand. */
+ * sheaf_operand: BUFFER_TOO_SMALL when shape and strides reach beyond them. Elements are aligned to their size, else
+ * MISALIGNED. */
 SHEAF_API sheaf_status sheaf_tensor_borrow(const DLTensor *memory, size_t bytes, sheaf_tensor **tensor);
 
 /* No memory: ops on it check everything and give the shapes of their results. `like`'s data is never touched. */

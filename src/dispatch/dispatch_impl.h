@@ -204,8 +204,8 @@ enum { SHF_SPARE_BYTES = 1024, SHF_SPARE_KEPT = 16 };
 
 typedef struct shf_thread {
   sheaf_keyset include, exclude;
-  uint32_t guards;
-  int depth; /* kernels within kernels */
+  uint32_t guards, floor; /* how many have begun; how many of them before the kernel that runs */
+  int depth;              /* kernels within kernels */
   shf_tally *tally;
   void *trace;
   sheaf_dtype autocast;
@@ -241,6 +241,28 @@ static inline void shf_spare_free(void *memory, size_t bytes)
     shf_spare_free_first(memory, bytes);
 }
 
+/* Around code of others, a kernel or a gradient: what it begins ends with it, what it did not begin it cannot end. */
+typedef struct shf_guard_mark {
+  uint32_t guards, floor;
+  sheaf_keyset include, exclude;
+} shf_guard_mark;
+
+/* Ends guards, autocast and traces that were begun since (dispatcher.c). */
+void shf_guards_unwind(const shf_guard_mark *mark);
+
+static inline shf_guard_mark shf_guards_enter(shf_thread_state *thread)
+{
+  shf_guard_mark mark = {thread->guards, thread->floor, thread->include, thread->exclude};
+  thread->floor = thread->guards;
+  return mark;
+}
+
+static inline void shf_guards_leave(shf_thread_state *thread, const shf_guard_mark *mark)
+{
+  thread->floor = mark->floor;
+  if (__builtin_expect(thread->guards != mark->guards, 0)) shf_guards_unwind(mark);
+}
+
 /* Keys that all threads include (the profiler's). */
 extern atomic_uint shf_everywhere;
 
@@ -262,6 +284,10 @@ typedef struct shf_layer {
 #define SHF_X(key, name) extern const shf_layer shf_layer_##name;
 SHF_LAYER_LIST(SHF_X)
 #undef SHF_X
+
+/* Autocast regions, and a trace, that hold a later guard than this one are over; what they kept is freed. */
+void shf_autocast_unwind(uint32_t guards);
+void shf_tracer_unwind(uint32_t guards);
 
 /* sheaf_redispatch of a call that a built-in layer made of a checked one. */
 sheaf_status shf_redispatch(const sheaf_call *call, const sheaf_frame *frame);

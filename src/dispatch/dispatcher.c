@@ -191,21 +191,25 @@ static sheaf_status too_deep(const sheaf_call *call, int key)
                        registry.spec[call->op].name, MOST_DEPTH, sheaf_dispatch_key_name(key));
 }
 
+void shf_guards_unwind(const shf_guard_mark *mark)
+{
+  shf_thread.guards = mark->guards;
+  shf_thread.include = mark->include;
+  shf_thread.exclude = mark->exclude;
+  shf_autocast_unwind(mark->guards);
+  shf_tracer_unwind(mark->guards);
+}
+
 static inline sheaf_status enter(const entry *e, int key, const sheaf_call *call)
 {
   shf_thread_state *thread = &shf_thread;
   if (__builtin_expect(thread->depth >= MOST_DEPTH, 0)) return too_deep(call, key);
-  uint32_t guards = thread->guards;
-  sheaf_keyset include = thread->include, exclude = thread->exclude;
+  const shf_guard_mark mark = shf_guards_enter(thread);
   const sheaf_frame frame = {(sheaf_dispatch_key)key, {(uint16_t)((1u << key) - 1)}, e->context, e->replaced};
   thread->depth++;
   sheaf_status status = e->kernel(call, &frame);
   thread->depth--;
-  if (__builtin_expect(thread->guards != guards, 0)) {
-    thread->guards = guards;
-    thread->include = include;
-    thread->exclude = exclude;
-  }
+  shf_guards_leave(thread, &mark);
   return status;
 }
 

@@ -24,6 +24,8 @@ sheaf_status sheaf_guard_end(const sheaf_guard *guard)
   SHF_REQUIRE(guard->depth == shf_thread.guards, INVALID_PROBLEM,
               "guard %u is ended, but guard %u is the one that was begun last on this thread", guard->depth,
               shf_thread.guards);
+  SHF_REQUIRE(guard->depth > shf_thread.floor, INVALID_PROBLEM,
+              "guard %u is ended within a kernel, but was begun outside of it", guard->depth);
   shf_thread.include = guard->include;
   shf_thread.exclude = guard->exclude;
   shf_thread.guards--;

@@ -12,6 +12,7 @@ static int ending_made;
 static void free_all(void *thread)
 {
   shf_thread_state *mine = thread;
+  mine->spare_watched = 0; /* what is freed after this, as by others when the thread ends, is watched anew */
   while (mine->spare_count > 0) shf_core_free(mine->spare[--mine->spare_count], SHF_SPARE_BYTES);
 }
 

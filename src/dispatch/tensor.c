@@ -145,11 +145,37 @@ static sheaf_status view_of(const DLTensor *memory, size_t bytes, sheaf_tensor *
   return SHEAF_OK;
 }
 
+/* That what the shape and the strides reach is there; `bytes` 0 trusts them. Ops without a plan rely on it. */
+static sheaf_status check_memory(const sheaf_tensor *t, size_t bytes)
+{
+  int64_t size = shf_core_dtype_size(t->dtype), low = 0, high = size, reach;
+  for (int i = 0; i < t->rank; i++) {
+    if (t->extent[i] == 0) return SHEAF_OK;
+    SHF_REQUIRE(!__builtin_mul_overflow(t->extent[i] - 1, t->strides[i], &reach) &&
+                    !__builtin_mul_overflow(reach, size, &reach) &&
+                    !__builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high),
+                INVALID_PROBLEM, "a tensor spans more than 2^63 bytes: stride %" PRId64 " in dimension %d of %" PRId64,
+                t->strides[i], i, t->extent[i]);
+  }
+  SHF_REQUIRE(t->dl.data, INVALID_PROBLEM, "a tensor has no data, but %" PRId64 " bytes of shape", high - low);
+  SHF_REQUIRE(bytes == 0 || low == 0, INVALID_PROBLEM,
+              "a tensor's strides reach %" PRId64 " bytes before its memory of %zu bytes", -low, bytes);
+  SHF_REQUIRE(bytes == 0 || (uint64_t)high <= bytes, BUFFER_TOO_SMALL,
+              "a tensor needs %" PRId64 " bytes, %zu are there", high, bytes);
+  SHF_REQUIRE((uintptr_t)shf_data(t) % (uintptr_t)size == 0, MISALIGNED,
+              "a tensor of %s starts at %p, which is not a multiple of %" PRId64 " bytes", sheaf_dtype_name(t->dtype),
+              shf_data(t), size);
+  return SHEAF_OK;
+}
+
 sheaf_status sheaf_tensor_borrow(const DLTensor *memory, size_t bytes, sheaf_tensor **tensor)
 {
   SHF_REQUIRE(tensor, INVALID_PROBLEM, "sheaf_tensor_borrow: tensor is NULL");
   *tensor = NULL;
-  return view_of(memory, bytes, tensor);
+  SHF_TRY(view_of(memory, bytes, tensor));
+  sheaf_status status = check_memory(*tensor, bytes);
+  if (status != SHEAF_OK) shf_drop(tensor);
+  return status;
 }
 
 sheaf_status sheaf_tensor_meta(const DLTensor *like, sheaf_tensor **tensor)
@@ -170,7 +196,7 @@ sheaf_status sheaf_tensor_from_dlpack(DLManagedTensor *managed, sheaf_tensor **t
   SHF_REQUIRE(tensor, INVALID_PROBLEM, "sheaf_tensor_from_dlpack: tensor is NULL");
   *tensor = NULL;
   SHF_REQUIRE(managed, INVALID_PROBLEM, "sheaf_tensor_from_dlpack: managed is NULL");
-  SHF_TRY(view_of(&managed->dl_tensor, 0, tensor));
+  SHF_TRY(sheaf_tensor_borrow(&managed->dl_tensor, 0, tensor));
   (*tensor)->managed = managed;
   return SHEAF_OK;
 }

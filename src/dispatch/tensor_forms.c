@@ -86,7 +86,12 @@ sheaf_status sheaf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_
   SHF_REQUIRE(shf_same_place(ids, values), INVALID_PROBLEM,
               "ids and rows of a row-sparse tensor lie on different devices");
   SHF_TRY(check_no_grad("a row-sparse tensor", values));
+  int64_t elements;
   SHF_REQUIRE(rows >= 0, INVALID_PROBLEM, "a row-sparse tensor of %" PRId64 " rows", rows);
+  SHF_REQUIRE(!__builtin_mul_overflow(rows, values->extent[1] ? values->extent[1] : 1, &elements) &&
+                  elements < INT64_MAX / 16,
+              INVALID_PROBLEM, "a row-sparse tensor of %" PRId64 " rows of %" PRId64 " has more than 2^59 elements",
+              rows, values->extent[1]);
   SHF_REQUIRE(shf_tensor_is_contiguous(ids), INVALID_PROBLEM, "the ids of a row-sparse tensor must be contiguous");
   SHF_TRY(check_values(ids, rows, coalesced != 0, check_ids));
   const int64_t shape[] = {rows, values->extent[1]};

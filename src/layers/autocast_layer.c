@@ -48,13 +48,24 @@ sheaf_status sheaf_autocast_begin(sheaf_dtype dtype)
   return SHEAF_OK;
 }
 
+/* Leaves the innermost region. */
+static void leave(void)
+{
+  region.depth--;
+  shf_thread.autocast = region.outer[region.depth].dtype;
+  for (int i = 0; region.depth == 0 && i < CACHED; i++) forget(&region.cache[i]);
+}
+
+void shf_autocast_unwind(uint32_t guards)
+{
+  while (region.depth > 0 && region.outer[region.depth - 1].guard.depth > guards) leave();
+}
+
 sheaf_status sheaf_autocast_end(void)
 {
   SHF_REQUIRE(region.depth > 0, INVALID_PROBLEM, "autocast is ended, but has not begun on this thread");
   SHF_TRY(sheaf_guard_end(&region.outer[region.depth - 1].guard));
-  region.depth--;
-  shf_thread.autocast = region.outer[region.depth].dtype;
-  for (int i = 0; region.depth == 0 && i < CACHED; i++) forget(&region.cache[i]);
+  leave();
   return SHEAF_OK;
 }
 

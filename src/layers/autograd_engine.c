@@ -151,15 +151,34 @@ static sheaf_status give_to_node(walk *w, const shf_edge *edge, sheaf_tensor *gr
   return add_to(&target->grads[edge->output], grad);
 }
 
+/* Whether somebody beside the walk holds a gradient, or the memory that it is a view of. The walk has two references:
+ * that of the node which gave it, and the one that is to be the leaf's. */
+static int is_shared(sheaf_tensor *grad)
+{
+  return atomic_load(&grad->refs) > 2 || (grad->base && atomic_load(&grad->base->refs) > 2);
+}
+
+/* The same numbers in memory of their own; part of a graph, when one is recorded. */
+static sheaf_status copy_of(sheaf_tensor *grad, sheaf_tensor **copy)
+{
+  *copy = NULL;
+  if (grad->rank > 0) return sheaf_movedim(grad, 0, 0, copy);
+  sheaf_tensor *list;
+  SHF_TRY(shf_send_expand(grad, 1, NULL, &list));
+  sheaf_status status = shf_send_reshape(list, 0, NULL, NULL, copy);
+  sheaf_tensor_release(list);
+  return status;
+}
+
 /* Adds to what the leaf holds. Threads may share a leaf. */
 static sheaf_status give_to_leaf(sheaf_tensor *leaf, sheaf_tensor *grad)
 {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   sheaf_tensor *typed;
   sheaf_status status = shf_send_dtype(SHEAF_OP_CAST, grad, leaf->dtype, NULL, &typed);
-  if (status == SHEAF_OK && typed->form == SHEAF_FORM_DENSE && typed->rank > 0 && atomic_load(&typed->refs) > 2) {
-    sheaf_tensor *copy = NULL; /* somebody else holds it: the leaf gets its own */
-    status = sheaf_movedim(typed, 0, 0, &copy);
+  if (status == SHEAF_OK && typed->form == SHEAF_FORM_DENSE && is_shared(typed)) {
+    sheaf_tensor *copy; /* the leaf gets its own */
+    status = copy_of(typed, &copy);
     sheaf_tensor_release(typed);
     typed = copy;
   }
@@ -221,8 +240,10 @@ static sheaf_status differentiate(walk *w, visit *v)
   forward.inputs = inputs;
   forward.outputs = outputs;
   sheaf_status status = make_likes(node, likes);
+  const shf_guard_mark mark = shf_guards_enter(&shf_thread);
   if (status == SHEAF_OK)
     status = node->gradient->backward(&forward, likes, v->grads, node->wanted, grads, node->gradient->context);
+  shf_guards_leave(&shf_thread, &mark);
   for (int i = 0; i < count; i++) {
     sheaf_tensor_release(likes[i]);
     const shf_edge *edge = &node->edges[i];
@@ -299,6 +320,10 @@ static sheaf_status check_arguments(sheaf_tensor *output, sheaf_tensor *grad, co
               INVALID_PROBLEM, "backward: grad is %s %s of form %d; the output is %s %s of form %d",
               sheaf_dtype_name(grad->dtype), shf_shape_text(grad, is, sizeof is), (int)grad->form,
               sheaf_dtype_name(output->dtype), shf_shape_text(output, should, sizeof should), (int)output->form);
+  SHF_REQUIRE(shf_same_place(grad, output), INVALID_PROBLEM,
+              "backward: grad lies on %s (device %d), the output on %s (device %d)",
+              sheaf_dispatch_key_name((int)shf_data_key(grad)), shf_device_of(grad).device_id,
+              sheaf_dispatch_key_name((int)shf_data_key(output)), shf_device_of(output).device_id);
   return SHEAF_OK;
 }
 

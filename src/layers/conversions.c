@@ -135,6 +135,8 @@ sheaf_status shf_plain_dequantize(const sheaf_call *call, const sheaf_frame *fra
   sheaf_dtype dtype = call->attrs[0].i ? (sheaf_dtype)call->attrs[0].i : SHEAF_F32;
   SHF_REQUIRE(packed && packed->form == SHEAF_FORM_QUANTIZED, INVALID_PROBLEM,
               "dequantize: a quantised tensor is needed, this one is of form %d", (int)sheaf_tensor_form(packed));
+  SHF_REQUIRE(packed->rank == 2 || shf_tensor_is_contiguous(packed), UNSUPPORTED,
+              "dequantize: packed rows of rank %d must be contiguous", packed->rank);
   sheaf_status status = unpack(packed, frame, &rows);
   if (status == SHEAF_OK) status = cast_here(rows, dtype, frame, &cast);
   sheaf_tensor_release(rows);
@@ -163,6 +165,7 @@ sheaf_status shf_plain_batch(const sheaf_call *call, const sheaf_frame *frame)
               "vmap level %" PRId64 " within level %d: the inner one must be higher", level,
               t->level[levels ? levels - 1 : 0]);
   SHF_REQUIRE(t->rank >= 1, INVALID_PROBLEM, "a tensor without dimensions has none to batch");
+  SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "batch shares memory; it cannot be written into a given tensor");
   const sheaf_tensor *whole = levels ? t->part[0] : t;
   int rows = whole->form == SHEAF_FORM_SPARSE || whole->form == SHEAF_FORM_QUANTIZED; /* whose last two stay together */
   SHF_REQUIRE(whole->form != SHEAF_FORM_NESTED || whole->lead > levels, UNSUPPORTED,

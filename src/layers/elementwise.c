@@ -120,8 +120,7 @@ static sheaf_status output_for(const sheaf_call *call, sheaf_dtype dtype, int ra
               INVALID_PROBLEM, "%s: its output is given as %s %s of form %d, which does not fit a result of %s",
               shf_op_name(call), sheaf_dtype_name(given->dtype), shf_shape_text(given, text, sizeof text),
               (int)given->form, sheaf_dtype_name(dtype));
-  SHF_REQUIRE(shf_same_place(given, call->inputs[0]), INVALID_PROBLEM,
-              "%s: its output is given, but lies elsewhere than its input", shf_op_name(call));
+  SHF_TRY(shf_check_output_place(call, given));
   *out = given;
   return SHEAF_OK;
 }

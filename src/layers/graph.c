@@ -135,7 +135,7 @@ static sheaf_status run_step(const shf_step *step, sheaf_tensor **values)
     int32_t id = step->ids[step->inputs + i];
     if (id >= 0 && !values[id])
       values[id] = outputs[i];
-    else if (id < 0)
+    else if (id < 0 || values[id] != outputs[i]) /* a graph that was read may name a value twice */
       sheaf_tensor_release(outputs[i]);
   }
   return SHEAF_OK;

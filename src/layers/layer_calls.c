@@ -88,6 +88,17 @@ sheaf_status shf_deliver(const sheaf_call *call, int output, sheaf_tensor *resul
   return status;
 }
 
+sheaf_status shf_check_output_place(const sheaf_call *call, const sheaf_tensor *given)
+{
+  const sheaf_tensor *input = call->inputs[0];
+  SHF_REQUIRE(shf_same_place(given, input), INVALID_PROBLEM,
+              "%s: its output is given on %s (device %d), but %s lies on %s (device %d)", shf_op_name(call),
+              sheaf_dispatch_key_name((int)shf_data_key(given)), shf_device_of(given).device_id,
+              shf_dispatch_input_name(call->op, 0), sheaf_dispatch_key_name((int)shf_data_key(input)),
+              shf_device_of(input).device_id);
+  return SHEAF_OK;
+}
+
 sheaf_status shf_deliver_same(const sheaf_call *call, sheaf_tensor *tensor)
 {
   return shf_deliver(call, 0, sheaf_tensor_retain(tensor));

@@ -130,6 +130,9 @@ sheaf_status shf_send_expand(sheaf_tensor *tensor, int64_t count, const sheaf_fr
 /* Copies a result into an output of the caller's, or hands it over; takes the reference in either case. */
 sheaf_status shf_deliver(const sheaf_call *call, int output, sheaf_tensor *result);
 
+/* That a given output lies where the call's first input does. */
+sheaf_status shf_check_output_place(const sheaf_call *call, const sheaf_tensor *given);
+
 /* Hands the tensor itself out as its own result. */
 sheaf_status shf_deliver_same(const sheaf_call *call, sheaf_tensor *tensor);
 

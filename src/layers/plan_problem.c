@@ -86,6 +86,7 @@ sheaf_status shf_problem_output(shf_problem *p, int output, sheaf_dtype dtype, i
   SHF_REQUIRE(given->form == SHEAF_FORM_DENSE || given->form == SHEAF_FORM_META, INVALID_PROBLEM,
               "%s: its output is given as a tensor of form %d; a dense one is needed", shf_op_name(p->call),
               (int)given->form);
+  SHF_TRY(shf_check_output_place(p->call, given));
   *operand = shf_problem_operand(p, given, 1);
   return SHEAF_OK;
 }

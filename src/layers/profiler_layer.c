@@ -10,7 +10,7 @@
 
 static struct {
   pthread_mutex_t lock; /* begin, end, a new piece */
-  int taking;
+  enum { IDLE, TAKING, ENDING } state;
   int64_t start_ns;
   atomic_int session, threads, under_way;
   atomic_llong count, lost;
@@ -29,6 +29,7 @@ static sheaf_profile_record *make_piece(int64_t which)
   sheaf_profile_record *piece = atomic_load(&profiler.piece[which]);
   if (!piece) {
     piece = shf_core_alloc(sizeof *piece * SHF_PROFILE_PIECE);
+    for (int i = 0; piece && i < SHF_PROFILE_PIECE; i++) piece[i].op = NULL; /* no record yet */
     atomic_store_explicit(&profiler.piece[which], piece, memory_order_release);
   }
   pthread_mutex_unlock(&profiler.lock);
@@ -118,9 +119,9 @@ const shf_layer shf_layer_profiler = {.any = profile};
 sheaf_status sheaf_profiler_begin(void)
 {
   pthread_mutex_lock(&profiler.lock);
-  int taking = profiler.taking;
+  int taking = profiler.state != IDLE;
   if (!taking) {
-    profiler.taking = 1;
+    profiler.state = TAKING;
     profiler.start_ns = shf_now_ns();
     atomic_store(&profiler.count, 0);
     atomic_store(&profiler.lost, 0);
@@ -133,6 +134,26 @@ sheaf_status sheaf_profiler_begin(void)
   return SHEAF_OK;
 }
 
+/* Moves the pieces into a profile. Places that were reserved while memory was short have no record; others move up. */
+static void take_records(sheaf_profile *made)
+{
+  int pieces = 0;
+  memset(made->piece, 0, sizeof made->piece);
+  for (int i = 0; i < SHF_PROFILE_PIECES; i++) {
+    sheaf_profile_record *piece = atomic_exchange(&profiler.piece[i], NULL);
+    if (piece) made->piece[pieces++] = piece;
+  }
+  made->count = 0;
+  for (int i = 0; i < pieces; i++)
+    for (int at = 0; at < SHF_PROFILE_PIECE; at++) {
+      const sheaf_profile_record *from = &made->piece[i][at];
+      sheaf_profile_record *to = &made->piece[made->count / SHF_PROFILE_PIECE][made->count % SHF_PROFILE_PIECE];
+      if (!from->op) continue;
+      if (to != from) *to = *from;
+      made->count++;
+    }
+}
+
 sheaf_status sheaf_profiler_end(sheaf_profile **profile)
 {
   SHF_REQUIRE(profile, INVALID_PROBLEM, "sheaf_profiler_end: profile is NULL");
@@ -141,9 +162,11 @@ sheaf_status sheaf_profiler_end(sheaf_profile **profile)
   sheaf_profile *made = shf_core_alloc(sizeof *made);
   if (!made) return shf_core_no_memory("a profile", sizeof *made);
   pthread_mutex_lock(&profiler.lock);
-  int taking = profiler.taking;
-  profiler.taking = 0;
-  if (taking) atomic_fetch_and(&shf_everywhere, ~SHF_BIT(SHEAF_KEY_PROFILER));
+  int taking = profiler.state == TAKING;
+  if (taking) {
+    profiler.state = ENDING; /* until the records are taken out: none can begin before */
+    atomic_fetch_and(&shf_everywhere, ~SHF_BIT(SHEAF_KEY_PROFILER));
+  }
   pthread_mutex_unlock(&profiler.lock);
   if (!taking) {
     shf_core_free(made, sizeof *made);
@@ -151,13 +174,10 @@ sheaf_status sheaf_profiler_end(sheaf_profile **profile)
   }
   while (atomic_load(&profiler.under_way) > 0) sched_yield();
   made->lost = atomic_load(&profiler.lost);
-  made->count = atomic_load(&profiler.count);
-  int64_t most = (int64_t)SHF_PROFILE_PIECE * SHF_PROFILE_PIECES;
-  if (made->count > most) made->count = most;
-  for (int i = 0; i < SHF_PROFILE_PIECES; i++) {
-    made->piece[i] = atomic_exchange(&profiler.piece[i], NULL);
-    if (!made->piece[i] && made->count > (int64_t)i * SHF_PROFILE_PIECE) made->count = (int64_t)i * SHF_PROFILE_PIECE;
-  }
+  take_records(made);
+  pthread_mutex_lock(&profiler.lock);
+  profiler.state = IDLE;
+  pthread_mutex_unlock(&profiler.lock);
   *profile = made;
   return SHEAF_OK;
 }

@@ -22,11 +22,11 @@ static int32_t *slot_of(const trace *t, const sheaf_tensor *tensor)
 
 static sheaf_status make_room(trace *t)
 {
-  int count = t->graph->value_count, old = t->room;
+  int count = t->graph->value_count;
   void *list = t->seen;
   SHF_TRY(shf_graph_room(&list, count, &t->room, sizeof(sheaf_tensor *)));
   t->seen = list;
-  if (t->room == old) return SHEAF_OK;
+  if (t->slots == 4 * t->room) return SHEAF_OK; /* not so either when memory was short the last time */
   size_t bytes = 4 * (size_t)t->room * sizeof *t->table;
   int32_t *table = shf_core_alloc(bytes);
   if (!table) return shf_core_no_memory("a trace", bytes);
@@ -89,6 +89,18 @@ static sheaf_status record(trace *t, const sheaf_call *call)
   return SHEAF_OK;
 }
 
+/* Forgets what was recorded of a call that memory was short for. */
+static void forget(trace *t, int steps, int values, int inputs)
+{
+  sheaf_trace *graph = t->graph;
+  for (int i = values; i < graph->value_count; i++) shf_drop(&t->seen[i]);
+  graph->step_count = steps;
+  graph->value_count = values;
+  graph->input_count = inputs;
+  if (t->slots) memset(t->table, 0, (size_t)t->slots * sizeof *t->table);
+  for (int i = 0; i < values; i++) *slot_of(t, t->seen[i]) = i + 1;
+}
+
 static sheaf_status tracer(const sheaf_call *call, const sheaf_frame *frame)
 {
   trace *t = shf_thread.trace;
@@ -100,7 +112,9 @@ static sheaf_status tracer(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_status status = shf_redispatch(call, frame);
   shf_thread.exclude = exclude;
   if (!t || status != SHEAF_OK) return status;
+  int steps = t->graph->step_count, values = t->graph->value_count, inputs = t->graph->input_count;
   status = record(t, call);
+  if (status != SHEAF_OK) forget(t, steps, values, inputs);
   for (int i = 0; status != SHEAF_OK && i < call->output_count; i++)
     if (!(given >> i & 1)) shf_drop(&call->outputs[i]);
   return status;
@@ -133,6 +147,16 @@ sheaf_status sheaf_tracer_begin(void)
   sheaf_guard_begin(sheaf_keyset_of(SHEAF_KEY_TRACER), sheaf_keyset_empty(), &t->guard);
   shf_thread.trace = t;
   return SHEAF_OK;
+}
+
+void shf_tracer_unwind(uint32_t guards)
+{
+  trace *t = shf_thread.trace;
+  if (!t || t->guard.depth <= guards) return;
+  shf_thread.trace = NULL;
+  sheaf_trace *graph = t->graph;
+  free_trace(t);
+  sheaf_trace_free(graph);
 }
 
 sheaf_status sheaf_tracer_end(sheaf_trace **graph)

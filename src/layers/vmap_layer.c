@@ -48,7 +48,11 @@ static inline sheaf_status find_levels(const sheaf_call *call, shf_levels *all)
   for (int i = 0; all->count > 0 && i < call->output_count; i++)
     SHF_REQUIRE(!call->outputs[i], UNSUPPORTED,
                 "%s: a batched result is made; it cannot be written into a given tensor", shf_op_name(call));
-  for (int i = 0; i < all->count; i++) all->problems *= all->extent[i];
+  for (int i = 0; i < all->count; i++) {
+    int64_t before = all->problems;
+    SHF_REQUIRE(!__builtin_mul_overflow(before, all->extent[i], &all->problems), INVALID_PROBLEM,
+                "%s: vmap over %" PRId64 " times %" PRId64 " problems", shf_op_name(call), before, all->extent[i]);
+  }
   return SHEAF_OK;
 }
 
@@ -242,6 +246,7 @@ static sheaf_status unbatch(const sheaf_call *call, const sheaf_frame *frame)
   SHF_REQUIRE(shf_is_batched(t) && t->level[t->levels - 1] == call->attrs[0].i, INVALID_PROBLEM,
               "unbatch of level %" PRId64 ": the tensor's highest level is %d", call->attrs[0].i,
               shf_is_batched(t) ? t->level[t->levels - 1] : 0);
+  SHF_REQUIRE(!call->outputs[0], UNSUPPORTED, "unbatch shares memory; it cannot be written into a given tensor");
   if (t->levels == 1) {
     call->outputs[0] = sheaf_tensor_retain(t->part[0]);
     return SHEAF_OK;

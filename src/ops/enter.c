@@ -32,9 +32,23 @@ static sheaf_status check_places(const sheaf_call *call)
   return SHEAF_OK;
 }
 
+/* A result that is written into a leaf, or over another result of a graph, would have a gradient that is not its own. */
+static sheaf_status check_outputs(const sheaf_call *call)
+{
+  if (sheaf_keyset_contains(sheaf_excluded_keys(), SHEAF_KEY_AUTOGRAD)) return SHEAF_OK;
+  for (int i = 0; i < call->output_count; i++) {
+    const sheaf_tensor *given = call->outputs[i];
+    SHF_REQUIRE(!sheaf_tensor_requires_grad(given), INVALID_PROBLEM,
+                "%s: its output is given as a tensor%s%s that requires a gradient; use no_grad",
+                sheaf_op_describe(call->op)->name, given->name[0] ? " " : "", given->name);
+  }
+  return SHEAF_OK;
+}
+
 sheaf_status shf_ops_enter(const sheaf_call *call)
 {
   unsigned bits = 0;
+  SHF_TRY(check_outputs(call));
   for (int i = 0; i < call->input_count; i++)
     if (call->inputs[i]) bits |= call->inputs[i]->keys.bits;
   bits &= SHF_DATA_KEYS;
