@@ -36,8 +36,10 @@ if(TARGET sheaf_mpi AND MPIEXEC_EXECUTABLE)
                    shard profile --megabytes 1 --json)
     add_sheaf_test(bench_shard_json_2 bash ${scripts}/run_ranks.sh ${MPIEXEC_EXECUTABLE} 2 $<TARGET_FILE:sheaf_cli>
                    bench shard --rows 64 --dim 8 --indices 64 --runs 1 --json)
-    set_tests_properties(shard_profile_json_2 bench_shard_json_2 PROPERTIES LABELS ranks PROCESSORS 2
+    set_tests_properties(shard_profile_json_2 PROPERTIES LABELS ranks PROCESSORS 2
                          PASS_REGULAR_EXPRESSION "^{\n  \"ranks\": 2,[^{]*(\n    {[^{}]*},?)*[^{}]*}\n$")
+    set_tests_properties(bench_shard_json_2 PROPERTIES LABELS ranks PROCESSORS 2
+                         PASS_REGULAR_EXPRESSION "^{\n  \"machine\": {[^{}]*},[^{}]*\"results\": [^{}]*(\n    {[^{}]*\"ranks\": 2,[^{}]*},?)+[^{}]*}\n$")
   endif()
   if(TARGET example_07_row_wise_mpi)
     add_dependencies(example_07_row_wise_mpi sheaf_mpi)
