@@ -24,6 +24,20 @@ static sheaf_tensor *sparse_table(sheaf_dtype dtype, sheaf_tensor **dense)
   return tensor_keep(sparse);
 }
 
+static void test_ids_written_later_are_seen(void **state)
+{
+  (void)state;
+  sheaf_tensor *ids = tensor_of(SHEAF_I64, SHAPE(2), NUMBERS(1, 3)), *sparse, *out = NULL;
+  sheaf_tensor *rows = tensor_of(SHEAF_F32, SHAPE(2, 2), NUMBERS(1, 2, 3, 4));
+  sheaf_tensor *dense = tensor_of(SHEAF_F32, SHAPE(4, 2), NUMBERS(0, 0, 0, 0, 0, 0, 0, 0));
+  expect_ok(sheaf_tensor_sparse(ids, rows, 4, 1, &sparse));
+  tensor_keep(sparse);
+  ((int64_t *)sheaf_tensor_dl(ids)->data)[1] = 1000000;
+  expect_status(sheaf_add(dense, sparse, 1, &out), SHEAF_INDEX_OUT_OF_RANGE);
+  expect_words("1000000", "position 1", "0..3");
+  assert_null(out);
+}
+
 static void test_sparse_becomes_dense(void **state)
 {
   (void)state;
@@ -221,6 +235,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_teardown(name, tensors_teardown)
   const struct CMUnitTest tests[] = {
+      TEST(test_ids_written_later_are_seen),
       TEST(test_sparse_becomes_dense),
       TEST(test_sparse_tables_read_as_dense_ones),
       TEST(test_missing_rows_are_zero),

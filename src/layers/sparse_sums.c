@@ -1,5 +1,7 @@
 /* sparse_sums.c: row-sparse tensors coalesced, summed over problems, made dense, cast, in other shapes, and added to each
  * other and to dense ones. */
+#include <inttypes.h>
+
 #include "layers/sparse_impl.h"
 
 int shf_sparse_is_on(const sheaf_call *call, int key)
@@ -245,6 +247,19 @@ static sheaf_status add_rows(sheaf_tensor *dense, const sheaf_tensor *sparse, do
   return status;
 }
 
+/* Ids were checked when the tensor was made; somebody may have written others since. */
+static sheaf_status check_ids(const sheaf_tensor *sparse)
+{
+  const sheaf_tensor *ids = sparse->part[0];
+  if (shf_is_on(sparse, SHEAF_KEY_META) || shf_is_on(sparse, SHEAF_KEY_CUDA)) return SHEAF_OK;
+  for (int64_t i = 0; i < ids->extent[0]; i++)
+    SHF_REQUIRE((uint64_t)shf_index_at(ids, i) < (uint64_t)sparse->extent[0], INDEX_OUT_OF_RANGE,
+                "row ids: %" PRId64 " at position %" PRId64 " is outside 0..%" PRId64
+                "; it was written after the tensor was made",
+                shf_index_at(ids, i), i, sparse->extent[0] - 1);
+  return SHEAF_OK;
+}
+
 /* That rows can be added to those of a given tensor, before it is written. */
 static sheaf_status check_rows(const sheaf_tensor *given, const sheaf_tensor *sparse)
 {
@@ -252,7 +267,7 @@ static sheaf_status check_rows(const sheaf_tensor *given, const sheaf_tensor *sp
   SHF_REQUIRE(plain && sparse->part[1]->strides[1] == 1, UNSUPPORTED, "add: the last dimension must be contiguous");
   SHF_REQUIRE(!given || given->rank <= 2 || shf_tensor_is_contiguous(given), UNSUPPORTED,
               "add of a row-sparse tensor to one of rank %d, which must be contiguous", given->rank);
-  return SHEAF_OK;
+  return check_ids(sparse);
 }
 
 static sheaf_status add_to_dense(const sheaf_call *call, sheaf_tensor *dense, sheaf_tensor *sparse, double alpha,
