@@ -172,7 +172,8 @@ int cmd_nearest(int argc, char **argv)
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   if (!s.table_text) return cli_misused(command, "no table is given");
-  if (!s.row_text == !s.query_path) return cli_misused(command, "either --row or --query is needed");
+  if (s.row_text && s.query_path) return cli_misused(command, "--row and --query are both given; one of them is needed");
+  if (!s.row_text && !s.query_path) return cli_misused(command, "either --row or --query is needed");
   code = table_open(&s.table, command, s.table_text, packed[s.as + 1], s.dim);
   if (code == CLI_GO_ON && s.names_path) code = row_names_read(&s.names, command, s.names_path);
   if (code == CLI_GO_ON && s.row_text) code = find_row(&s);
