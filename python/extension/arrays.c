@@ -99,6 +99,7 @@ static int lies_well(const array *a, unsigned how)
   int64_t count, width;
   int dense = is_dense(&a->dl, 0, &count);
   if (count == 0) return 1;
+  if (a->negated) return 0;
   size_t size = (size_t)a->dl.dtype.bits / 8;
   if (size && ((uintptr_t)a->dl.data + a->dl.byte_offset) % size) return 0;
   if (dense || how & TAKE_DENSE) return dense;
@@ -179,6 +180,14 @@ static int check_writable(const array *a, const char *name)
   return frozen ? -1 : 0;
 }
 
+int array_written(const array *a)
+{
+  if (a->kind == KIND_NUMPY) return 0;
+  PyObject *done = ask_kinds("written", a->object, NULL, NULL);
+  Py_XDECREF(done);
+  return done ? 0 : -1;
+}
+
 int array_take(PyObject *object, const char *name, unsigned how, array *a)
 {
   int well = 0;
@@ -186,7 +195,7 @@ int array_take(PyObject *object, const char *name, unsigned how, array *a)
   a->buffer.obj = NULL;
   a->exchange = NULL;
   a->stream = NULL;
-  a->readonly = a->stream_said = 0;
+  a->readonly = a->stream_said = a->negated = 0;
   a->object = Py_NewRef(object);
   int taken = take_as_is(object, name, how, a, &well);
   if (taken == 0 && how & TAKE_WRITE) {
@@ -207,6 +216,7 @@ int array_take(PyObject *object, const char *name, unsigned how, array *a)
   array_drop(a);
   if (!copy) return -1;
   a->object = copy;
+  a->negated = 0;
   taken = take_as_is(copy, name, how, a, &well);
   if (taken == 0 || (taken > 0 && !well))
     PyErr_Format(PyExc_TypeError, "%s is %R; an array is needed", name, (PyObject *)Py_TYPE(object));

@@ -63,13 +63,26 @@ static int refuse_gradient(PyObject *object, const char *name)
   return -1;
 }
 
+/* Whether values have the other sign than in memory, as the imaginary part of a conjugate has. */
+static int is_negated(PyObject *object)
+{
+  static PyObject *method;
+  if (!method && !(method = PyUnicode_InternFromString("is_neg"))) return -1;
+  PyObject *answer = PyObject_CallMethodObjArgs(object, method, NULL);
+  int negated = answer == Py_True;
+  Py_XDECREF(answer);
+  PyErr_Clear();
+  return negated;
+}
+
 static int take_by_exchange(PyObject *object, const char *name, const dl_exchange *exchange, array *a)
 {
   if (refuse_gradient(object, name) < 0 || exchange->view(object, &a->dl) != 0) return -1;
   a->kind = KIND_EXCHANGE;
   a->exchange = exchange;
   a->dtype = sheaf_dtype_from_dl(a->dl.dtype);
-  return 1;
+  a->negated = is_negated(object);
+  return a->negated < 0 ? -1 : 1;
 }
 
 static void keep_error(void *context, const char *kind, const char *message)

@@ -40,7 +40,12 @@ static sheaf_tensor *known_tensor(PyObject *kept, PyObject *object, const array 
   if (!dl) return tensor;
   int same = dl->data == a->dl.data && dl->byte_offset == a->dl.byte_offset && dl->ndim == a->dl.ndim &&
              sheaf_dtype_from_dl(dl->dtype) == a->dtype;
-  for (int i = 0; same && i < dl->ndim; i++) same = dl->shape[i] == a->dl.shape[i];
+  int64_t step = 1; /* of rows that lie close, from the last dimension on */
+  for (int i = dl->ndim - 1; same && i >= 0; i--) {
+    int64_t there = dl->strides ? dl->strides[i] : step, here = a->dl.strides ? a->dl.strides[i] : step;
+    same = dl->shape[i] == a->dl.shape[i] && (there == here || dl->shape[i] <= 1);
+    step *= dl->shape[i];
+  }
   if (same) return tensor;
   sheaf_tensor_release(tensor);
   return NULL;
@@ -195,7 +200,11 @@ static PyObject *finish(op_call *c, int slot)
   const array *like = &c->in[c->like];
   PyObject *result = c->result[slot];
   c->result[slot] = NULL;
-  if (result) return c->given[slot] ? result : array_finish(like, result);
+  if (result && !c->given[slot]) return array_finish(like, result);
+  if (result) {
+    if (array_written(&c->out[slot]) < 0) Py_CLEAR(result);
+    return result;
+  }
   sheaf_tensor *made = c->output[slot];
   if (!made) return Py_NewRef(Py_None);
   if (sheaf_tensor_form(made) != SHEAF_FORM_SPARSE) {

@@ -115,12 +115,16 @@ typedef struct array {
   void *stream;    /* KIND_OTHER on a device: where its framework works, */
   int stream_said; /* if it says so */
   int readonly;
+  int negated; /* PyTorch's bit that says so: the values in memory have the other sign */
 } array;
 
 /* Takes an array in: 0, or -1 with an exception. What the library cannot read as it lies is copied; lists become
  * arrays. `name` is for messages. */
 int array_take(PyObject *object, const char *name, unsigned how, array *a);
 void array_drop(array *a);
+
+/* Tells its framework that an array of the caller's has been written. */
+int array_written(const array *a);
 
 int64_t array_elements(const array *a);
 

@@ -203,6 +203,13 @@ static PyObject *memory_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t
   memory *m = (memory *)self;
   int64_t version[2] = {0, 0};
   if (values[1] && parse_integers(values[1], "max_version", version, 2) < 0) return NULL;
+  int64_t copy = 0, device[2] = {m->dl.device.device_type, m->dl.device.device_id};
+  if (values[3] && values[3] != Py_None && parse_flag(values[3], &copy) < 0) return NULL;
+  if (values[2] && values[2] != Py_None && parse_integers(values[2], "dl_device", device, 2) < 0) return NULL;
+  if (copy || device[0] != (int64_t)m->dl.device.device_type || device[1] != m->dl.device.device_id) {
+    PyErr_SetString(PyExc_BufferError, "this memory is given where and as it lies, without a copy");
+    return NULL;
+  }
   if (version[0] >= 1) return versioned_capsule(m);
   if (!m->readonly) return plain_capsule(m);
   PyErr_SetString(PyExc_BufferError, "this memory is read-only, which DLPack before version 1 cannot say");

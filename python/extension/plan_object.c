@@ -322,6 +322,9 @@ static PyObject *plan_run_method(PyObject *self, PyObject *const *args, Py_ssize
   for (Py_ssize_t i = 0; names && i < PyTuple_Size(names) && !failed; i++)
     failed = take_operand(p, &r, PyTuple_GetItem(names, i), args[i]) < 0;
   if (!failed) failed = (p->on_device ? run_on_device(p, &r) : run_on_cpu(p, &r)) < 0;
+  const char *const *own = p->category == SHEAF_CATEGORY_EMBEDDING ? embedding_operands : segment_operands;
+  for (int i = 0; own[i] && !failed; i++)
+    failed = r.given[i] && is_output(p, own[i]) && array_written(&r.operand[i]) < 0;
   for (int i = 0; i < MOST_OPERANDS; i++)
     if (r.given[i]) array_drop(&r.operand[i]);
   if (failed) return NULL;

@@ -42,7 +42,7 @@ def save(path: str | bytes | os.PathLike, tensors: typing.Any, metadata: dict[st
   elif not isinstance(tensors, dict):
     raise TypeError(f"a safetensors file holds arrays by name, a dict; {type(tensors).__name__} was given")
   else:
-    _core.write_file(path, tensors, dict(metadata or {}), False)
+    _core.write_file(path, dict(tensors), dict(metadata or {}), False)
 
 
 def _array(memory):

@@ -90,6 +90,12 @@ def empty(like, dtype, shape):
   return numpy.empty(shape, numpy_dtype(dtype))
 
 
+def written(array):
+  """Counts up the version of a tensor that was written, so that a graph which holds it notices."""
+  if framework(array) == "torch":
+    sys.modules["torch"].autograd.graph.increment_version(array)
+
+
 def is_frozen(array):
   """Whether an array must not be written, though DLPack may not say so."""
   return framework(array) == "jax"

@@ -1,5 +1,6 @@
 """Custom ops of PyTorch's, and the short way past them that plain tensors take."""
 import torch
+from torch.autograd import forward_ad
 
 from sheaf import _core
 
@@ -9,7 +10,16 @@ _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _tracer = getattr(torch._C, "_get_tracing_state", lambda: True)
 _core.set_torch(torch.Tensor, torch.nn.Parameter, _modes, _transforms, _tracer, torch.is_grad_enabled)
 BY_KERNEL, BY_NODE = 1, 2
-is_compiling, way_of = torch.compiler.is_compiling, _core.torch_way
+is_compiling = torch.compiler.is_compiling
+
+
+def way_of(*args):
+  """The way that these arguments go. Within forward-mode differentiation there is none: a tangent would be lost."""
+  if getattr(forward_ad, "_current_level", -1) >= 0:
+    for arg in args:
+      if isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None:
+        raise NotImplementedError("forward-mode derivatives are not supported by sheaf.torch")
+  return _core.torch_way(*args)
 
 
 def _applier(node):

@@ -339,6 +339,8 @@ def segment_reduce(data: Tensor, reduce: str, *, lengths: Tensor | None = None, 
   if (lengths is None) == (offsets is None):
     raise RuntimeError("segment_reduce: either lengths or offsets are needed")
   if lengths is None:
+    if not unsafe and offsets.numel() > 0 and int(offsets.reshape(-1)[0]) != 0:
+      raise RuntimeError(f"segment_reduce: offsets begin with {int(offsets.reshape(-1)[0])}; they must begin with 0")
     lengths = offsets.diff()
   if lengths.dim() != 1:
     raise RuntimeError(f"segment_reduce: lengths have {lengths.dim()} dimensions; along axis 0 there is 1")

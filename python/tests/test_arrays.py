@@ -311,3 +311,12 @@ def test_memory_of_sheafs_speaks_both_protocols(tmp_path):
   with pytest.raises(BufferError, match="read-only"):
     memory.__dlpack__()
   assert memory.__dlpack_device__() == (1, 0)
+
+
+def test_memory_of_files_is_given_as_it_lies_or_not_at_all(tmp_path):
+  np.save(tmp_path / "table.npy", np.ones((2, 2), np.float32))
+  memory = sheaf._core.read_npy(str(tmp_path / "table.npy"))
+  with pytest.raises(BufferError, match="without a copy"):
+    memory.__dlpack__(max_version=(1, 0), copy=True)
+  with pytest.raises(BufferError, match="where and as it lies"):
+    memory.__dlpack__(max_version=(1, 0), dl_device=(2, 0))

@@ -329,3 +329,47 @@ def test_threads_train_side_by_side():
   for worker in workers:
     worker.join()
   assert not failures
+
+
+def test_the_negative_bit_is_seen():
+  """A conjugate's imaginary part has the other sign than what lies in memory."""
+  table = W.to(torch.float32)
+  view = torch._neg_view(table)
+  assert torch.equal(sheaf.torch.embedding(I, view), F.embedding(I, view))
+  assert torch.equal(sheaf.embedding(I, view), F.embedding(I, view))
+  grads = []
+  for embedding in (sheaf.torch.embedding, F.embedding):
+    leaf = torch.ones(20, 1, requires_grad=True)
+    found = embedding(I, leaf)
+    (torch.complex(torch.zeros_like(found), found).conj() * (1 + 2j)).real.sum().backward()
+    grads.append(leaf.grad)
+  assert torch.equal(*grads)
+
+
+def test_a_given_output_that_a_graph_holds_is_noticed():
+  held, x = torch.ones(2, 3, 3, dtype=torch.float64), torch.ones(2, 3, 3, dtype=torch.float64, requires_grad=True)
+  total = (x * held).sum()
+  sheaf.embedding(I, W, out=held)
+  with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    total.backward()
+
+
+def test_tangents_are_refused_not_lost():
+  with torch.autograd.forward_ad.dual_level():
+    dual = torch.autograd.forward_ad.make_dual(W, torch.ones_like(W))
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+      sheaf.torch.embedding(I, dual)
+
+
+def test_offsets_of_segments_begin_with_zero():
+  with pytest.raises(RuntimeError, match="begin with 1"):
+    sheaf.torch.segment_reduce(torch.ones(2, 1), "sum", offsets=torch.tensor([1, 3]))
+
+
+def test_kept_tensors_are_matched_by_strides():
+  memory = torch.arange(36, dtype=torch.float32)
+  table, rows = memory[:9].reshape(3, 3), torch.tensor([2])
+  with sheaf.trace():
+    first = sheaf.embedding(rows, table)
+    second = sheaf.embedding(rows, table.as_strided_((3, 3), (6, 1)))
+  assert first.tolist() == [[6, 7, 8]] and second.tolist() == [[12, 13, 14]]
