@@ -142,12 +142,12 @@ def _check_norm(max_norm):
                               "Renormalise after the optimizer's step instead: torch.renorm(weight, 2, 0, max_norm)")
 
 
-def _check_padding(padding_idx, num_weights):
+def _check_padding(padding_idx, num_weights, kind=AssertionError):
   """As a number that counts from the front, -1 for none."""
   if padding_idx is None:
     return -1
   if not -num_weights <= padding_idx < num_weights:
-    raise AssertionError(f"Padding_idx must be within num_embeddings: {padding_idx} of {num_weights}")
+    raise kind(f"Padding_idx must be within num_embeddings: {padding_idx} of {num_weights}")
   return padding_idx % num_weights
 
 
@@ -269,6 +269,16 @@ def _check_bags(input, offsets, mode, scale_grad_by_freq, sparse, weights):
                      f"{tuple(input.shape)}")
 
 
+def _checked_bag(*args):
+  """What the kernel refuses, in the type that PyTorch's has for bags."""
+  if is_compiling():
+    return _bag_op(*args)[0]
+  try:
+    return _bag_op(*args)[0]
+  except (IndexError, ValueError) as error:
+    raise RuntimeError(str(error)) from error
+
+
 def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
                   norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
                   per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
@@ -283,7 +293,7 @@ def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, 
                                    bad_index="skip" if weight.is_cuda else "error")
       if way == BY_NODE and padding_idx is None:
         return _bag_op.apply(weight, input, offsets, None, mode, include_last_offset, -1, scale_grad_by_freq, sparse)[0]
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, IndexError, TypeError, ValueError):
       pass
   given = {"offsets": offsets, "per_sample_weights": per_sample_weights}
   _check_tensors("embedding_bag", weight, indices=input, **{k: v for k, v in given.items() if v is not None})
@@ -291,8 +301,9 @@ def embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, 
   _check_weight(weight)
   _check_indices(input, "indices")
   _check_bags(input, offsets, mode, scale_grad_by_freq, sparse, per_sample_weights)
-  return _bag_op(weight, input, offsets, per_sample_weights, mode, include_last_offset,
-                 _check_padding(padding_idx, weight.shape[0]), scale_grad_by_freq, sparse)[0]
+  padding_idx = _check_padding(padding_idx, weight.shape[0], RuntimeError)
+  return _checked_bag(weight, input, offsets, per_sample_weights, mode, include_last_offset, padding_idx,
+                      scale_grad_by_freq, sparse)
 
 
 # ---- Segments --------------------------------------------------------------------------------------------------------

@@ -145,6 +145,13 @@ def test_bags_scaled_by_frequency_are_divided_by_the_rows_own_count():
   lambda m: m.embedding_bag(I, W, mode="max", scale_grad_by_freq=True),
   lambda m: m.embedding_bag(I, W, per_sample_weights=torch.ones(2, 3, dtype=torch.float64)),
   lambda m: m.embedding_bag(I, W, mode="sum", per_sample_weights=torch.ones(3, 2, dtype=torch.float64)),
+  lambda m: m.embedding_bag(I, W, mode="sum", per_sample_weights=torch.ones(2, 3, dtype=torch.float32)),
+  lambda m: m.embedding_bag(I, W, padding_idx=20),
+  lambda m: m.embedding_bag(torch.tensor([1, 20]), W, torch.tensor([0])),
+  lambda m: m.embedding_bag(torch.tensor([[1, -3]]), W, mode="sum"),
+  lambda m: m.embedding_bag(torch.tensor([1, 20]), torch.nn.Parameter(W), torch.tensor([0])),
+  lambda m: m.embedding_bag(I[0], W, torch.tensor([1, 2])),
+  lambda m: m.embedding_bag(I[0], W, torch.tensor([0, 7])),
 ])
 def test_errors_are_of_pytorchs_types(call):
   with pytest.raises(Exception) as theirs:
