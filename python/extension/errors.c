@@ -34,7 +34,9 @@ PyObject *raise_last_error(sheaf_status status)
 {
   sheaf_error_info info = sheaf_last_error_info();
   PyObject *type = exception_for(status);
-  PyObject *error = PyObject_CallFunction(type, "s", sheaf_last_error());
+  PyObject *text = PyUnicode_DecodeFSDefault(sheaf_last_error()); /* paths in it are as they were given */
+  PyObject *error = text ? PyObject_CallFunctionObjArgs(type, text, NULL) : NULL;
+  Py_XDECREF(text);
   if (!error) return NULL;
   if (type == PyExc_IndexError && (set_number(error, "position", info.position) ||
                                    set_number(error, "value", info.value) || set_number(error, "count", info.count)))

@@ -42,7 +42,11 @@ def save(path: str | bytes | os.PathLike, tensors: typing.Any, metadata: dict[st
   elif not isinstance(tensors, dict):
     raise TypeError(f"a safetensors file holds arrays by name, a dict; {type(tensors).__name__} was given")
   else:
-    _core.write_file(path, dict(tensors), dict(metadata or {}), False)
+    tensors, metadata = dict(tensors), dict(metadata or {})
+    for text in (*tensors, *metadata, *metadata.values()):
+      if isinstance(text, str) and "\0" in text:
+        raise ValueError(f"{text!r} holds a NUL, which names and metadata of a safetensors file cannot have here")
+    _core.write_file(path, tensors, metadata, False)
 
 
 def _array(memory):

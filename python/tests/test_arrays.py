@@ -320,3 +320,12 @@ def test_memory_of_files_is_given_as_it_lies_or_not_at_all(tmp_path):
     memory.__dlpack__(max_version=(1, 0), copy=True)
   with pytest.raises(BufferError, match="where and as it lies"):
     memory.__dlpack__(max_version=(1, 0), dl_device=(2, 0))
+
+
+def test_names_with_nul_and_paths_that_are_no_text(tmp_path):
+  with pytest.raises(ValueError, match="holds a NUL"):
+    sheaf.save(tmp_path / "t.safetensors", {"a\0b": np.ones((1, 1), np.float32)})
+  with pytest.raises(ValueError, match="holds a NUL"):
+    sheaf.save(tmp_path / "t.safetensors", {"a": np.ones((1, 1), np.float32)}, {"k": "v\0w"})
+  with pytest.raises(OSError, match="nowhere"):
+    sheaf.load(b"/nowhere/\xff.npy")
