@@ -275,7 +275,7 @@ int table_open(table_file *table, const char *command, const char *text, sheaf_d
 
 int64_t table_window(const table_file *table)
 {
-  int64_t rows = table->row_bytes > 0 ? window_bytes() / table->row_bytes : table->rows;
+  int64_t rows = window_bytes() / (table->row_bytes > 0 ? table->row_bytes : 64); /* rows without columns have ends, too */
   return rows > 0 ? rows : 1;
 }
 

@@ -1,5 +1,6 @@
 /* cli/main.c: the command `sheaf`: finds the subcommand, runs it, and sees that its output arrived. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -47,6 +48,9 @@ static int run_command(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+#ifdef SIGXFSZ
+  signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is an error to be told, not the end */
+#endif
   int code = run_command(argc, argv);
   errno = 0;
   if (fflush(stdout) != 0 || ferror(stdout)) {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli_impl.h"
@@ -49,9 +50,13 @@ static void put_page(FILE *file, const char *title, const char *json)
   fputs(data_at + 6, file);
 }
 
-/* Beside the target and renamed over it, so that nobody ever sees half a page. */
+/* Beside the target and renamed over it, so that nobody ever sees half a page. Only a file is replaced, and keeps its
+ * permissions. */
 static int write_file(const char *path, const char *title, const char *json)
 {
+  struct stat old;
+  bool there = stat(path, &old) == 0;
+  if (there && !S_ISREG(old.st_mode)) return S_ISDIR(old.st_mode) ? EISDIR : EEXIST;
   size_t room = strlen(path) + 32;
   char *temporary = malloc(room);
   if (!temporary) return ENOMEM;
@@ -59,6 +64,7 @@ static int write_file(const char *path, const char *title, const char *json)
   FILE *file = fopen(temporary, "wx");
   int error = file ? 0 : errno;
   if (file) {
+    if (there) fchmod(fileno(file), old.st_mode & 0777);
     errno = 0;
     put_page(file, title, json);
     if (fflush(file) != 0 || ferror(file) || fsync(fileno(file)) != 0) error = errno ? errno : EIO;
