@@ -194,8 +194,15 @@ static entries entries_of(const sorter *s, int64_t problem)
 
 static inline uint64_t value_bits(const entries *e, int64_t n)
 {
-  const void *value = e->values + n * e->value_stride;
-  return e->value_bytes == 4 ? *(const uint32_t *)value : *(const uint16_t *)value;
+  const char *value = e->values + n * e->value_stride;
+  uint32_t wide;
+  uint16_t narrow;
+  if (e->value_bytes == 4) {
+    memcpy(&wide, value, sizeof wide);
+    return wide;
+  }
+  memcpy(&narrow, value, sizeof narrow);
+  return narrow;
 }
 
 static inline __attribute__((always_inline)) void take_entry(const entries *e, digits d, int64_t n, int64_t bag,
@@ -313,7 +320,7 @@ static inline __attribute__((always_inline)) void take_share(const sorter *s, in
     d[i] = (digits){histogram, s->to, (1ull << s->bits) - 1, s->digit_shift};
     if (!scatter) memset(histogram, 0, sizeof *histogram << s->bits);
   }
-  if (s->strands == STRANDS && !s->from && spec->batch == 1 && !spec->columns && !spec->payload_is_bag &&
+  if (s->strands == STRANDS && all > 0 && !s->from && spec->batch == 1 && !spec->columns && !spec->payload_is_bag &&
       !spec->with_bag_of) {
     int64_t count = at[1] - at[0];
     for (int i = 1; i < STRANDS; i++) count = at[i + 1] - at[i] < count ? at[i + 1] - at[i] : count;
