@@ -251,12 +251,13 @@ static sheaf_status add_rows(sheaf_tensor *dense, const sheaf_tensor *sparse, do
 static sheaf_status check_ids(const sheaf_tensor *sparse)
 {
   const sheaf_tensor *ids = sparse->part[0];
+  const int64_t rows = shf_rows_of(sparse);
   if (shf_is_on(sparse, SHEAF_KEY_META) || shf_is_on(sparse, SHEAF_KEY_CUDA)) return SHEAF_OK;
   for (int64_t i = 0; i < ids->extent[0]; i++)
-    SHF_REQUIRE((uint64_t)shf_index_at(ids, i) < (uint64_t)sparse->extent[0], INDEX_OUT_OF_RANGE,
+    SHF_REQUIRE((uint64_t)shf_index_at(ids, i) < (uint64_t)rows, INDEX_OUT_OF_RANGE,
                 "row ids: %" PRId64 " at position %" PRId64 " is outside 0..%" PRId64
                 "; it was written after the tensor was made",
-                shf_index_at(ids, i), i, sparse->extent[0] - 1);
+                shf_index_at(ids, i), i, rows - 1);
   return SHEAF_OK;
 }
 
