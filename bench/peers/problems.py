@@ -1,5 +1,7 @@
 """bench/peers/problems.py: cases that Sheaf and its peers are compared on, and their data."""
 import dataclasses
+import functools
+import itertools
 
 import numpy as np
 import torch
@@ -88,16 +90,14 @@ def target_problems():
 def grid_problems(sample):
   """Every width, length, spread, dtype and mode, cold and warm; with `sample` a spread-out part of them."""
   problems = []
-  for dtype in ("f32", "f64", "f16", "bf16"):
-    for dim in (16, 32, 64, 100, 128, 256, 1024):
-      for mode in ("bag_sum", "bag_mean", "bag_max", "weighted", "padded"):
-        for length in (1, 5, 20, 80, 500):
-          for exponent in (0, 1.05, 1.15):
-            for warm in (False, True):
-              problem = Problem("grid", mode, dtype, dim, length, exponent=exponent, warm=warm)
-              problem.rows = (300000 if warm else TABLE_BYTES) // problem.row_bytes
-              problem.entries = max(3 * M // problem.row_bytes, length) if warm else 0
-              problems.append(problem)
+  spreads = itertools.product(("f32", "f64", "f16", "bf16"), (16, 32, 64, 100, 128, 256, 1024), (1, 5, 20, 80, 500),
+                              (0, 1.05, 1.15), (False, True))
+  for dtype, dim, length, exponent, warm in spreads:
+    for mode in ("bag_sum", "bag_mean", "bag_max", "weighted", "padded"):  # innermost: they share their indices
+      problem = Problem("grid", mode, dtype, dim, length, exponent=exponent, warm=warm)
+      problem.rows = (300000 if warm else TABLE_BYTES) // problem.row_bytes
+      problem.entries = max(3 * M // problem.row_bytes, length) if warm else 0
+      problems.append(problem)
   return problems[::37] if sample else problems
 
 
@@ -158,16 +158,18 @@ def power_law(random, count, rows, exponent):
   return _permutations[rows][np.clip(ranks, 1, rows) - 1]
 
 
+@functools.lru_cache(maxsize=40)
+def plain_indices(count, below, exponent, stream):
+  """Not to be written to: the next case may get the same ones."""
+  random = np.random.default_rng(100 + stream)
+  return power_law(random, count, below, exponent) if exponent else random.integers(0, below, count)
+
+
 def make_indices(problem, stream):
   """One index set: a tensor of int64."""
-  random = np.random.default_rng(100 + stream)
-  below = problem.segments or problem.rows
-  if problem.exponent:
-    indices = power_law(random, problem.count, below, problem.exponent)
-  else:
-    indices = random.integers(0, below, problem.count)
+  indices = plain_indices(problem.count, problem.segments or problem.rows, problem.exponent, stream).copy()
   if problem.mode == "padded":
-    indices[random.integers(0, PADDING_ONE_IN, problem.count) == 0] = 0
+    indices[np.random.default_rng(stream).integers(0, PADDING_ONE_IN, problem.count) == 0] = 0
   if problem.mode in ("segment_sum", "segment_sum_backward"):
     indices.sort()
   return torch.from_numpy(np.ascontiguousarray(indices))

@@ -14,7 +14,7 @@ typedef struct run {
   char *workspace;
 } run;
 
-static shf_matrix operand(const run *r, int which) { return r->bound.view[which]; }
+static shf_matrix operand(const run *r, int which) { return shf_plan_view(&r->bound, which); }
 
 static sheaf_status check_args(const sheaf_plan *plan, const sheaf_embedding_args *args)
 {

@@ -323,7 +323,8 @@ static sheaf_status check_aliasing(const sheaf_plan *plan, const shf_bound *boun
     if (!spec->output || bound->bytes[a] == 0) continue;
     for (int j = 0; j < plan->taken_count; j++) {
       int b = plan->taken[j];
-      if (b == a || !ranges_overlap(bound->view[a].data, bound->bytes[a], bound->view[b].data, bound->bytes[b]))
+      if (b == a || bound->bytes[b] == 0 ||
+          !ranges_overlap(bound->view[a].data, bound->bytes[a], bound->view[b].data, bound->bytes[b]))
         continue;
       const shf_operand_spec *other = &plan->spec[b];
       if ((other->output && j < i) || !operands_meet(plan, bound, a, b)) continue;
@@ -392,8 +393,8 @@ static int bind_usual(const sheaf_plan *plan, const sheaf_operand *operands, shf
     }
     if (spec->need == SHF_REFUSED || spec->need == SHF_WITH_WEIGHTS_GRAD || !is_usual(spec, &operands[i])) return 0;
     bound->given[i] = 1;
-    bound->view[i].data = (char *)operands[i].tensor->data + operands[i].tensor->byte_offset;
-    bound->view[i].row_stride = (spec->columns < 0 ? 1 : spec->columns) * spec->element_bytes;
+    bound->view[i] = (shf_matrix){(char *)operands[i].tensor->data + operands[i].tensor->byte_offset,
+                                  (spec->columns < 0 ? 1 : spec->columns) * spec->element_bytes, 0};
     bound->bytes[i] = spec->compact_bytes;
   }
   return !wants_weights_grad(plan, operands);
@@ -406,6 +407,7 @@ static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *op
     int i = plan->taken[k];
     if (!bound->given[i]) continue;
     SHF_TRY(check_kind(&plan->spec[i], operands[i].tensor));
+    bound->view[i] = (shf_matrix){NULL, 0, 0};
     SHF_TRY(check_shape(plan, &plan->spec[i], operands[i].tensor, &bound->view[i]));
   }
   for (int k = 0; k < plan->taken_count; k++) {
@@ -420,7 +422,9 @@ static sheaf_status bind_closely(const sheaf_plan *plan, const sheaf_operand *op
 
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound)
 {
-  memset(bound, 0, sizeof *bound);
+  memset(bound->bytes, 0, sizeof bound->bytes);
+  memset(bound->given, 0, sizeof bound->given);
+  if (plan->api) memset(bound->view, 0, sizeof bound->view); /* which is handed over as a whole */
   if (!bind_usual(plan, operands, bound)) SHF_TRY(bind_closely(plan, operands, bound));
   return check_aliasing(plan, bound);
 }
@@ -468,8 +472,8 @@ sheaf_status shf_plan_check_apart(const sheaf_plan *plan, const shf_bound *bound
   if (bytes == 0) return SHEAF_OK;
   for (int k = 0; k < plan->taken_count; k++) {
     int i = plan->taken[k];
-    SHF_REQUIRE(!ranges_overlap(memory, bytes, bound->view[i].data, bound->bytes[i]), INVALID_PROBLEM,
-                "the %s shares memory with %s", what, plan->spec[i].name);
+    SHF_REQUIRE(bound->bytes[i] == 0 || !ranges_overlap(memory, bytes, bound->view[i].data, bound->bytes[i]),
+                INVALID_PROBLEM, "the %s shares memory with %s", what, plan->spec[i].name);
   }
   return SHEAF_OK;
 }

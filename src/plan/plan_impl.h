@@ -154,12 +154,18 @@ sheaf_status shf_plan_device_select(sheaf_plan *plan, uint16_t kind, sheaf_dtype
 
 /* ---- operands.c: can_implement ---- */
 
-/* Checks every operand against its spec and gives its view; operands that are not given have data NULL and given 0. */
+/* Checks every operand against its spec and gives its view, where it is given. */
 typedef struct shf_bound {
-  shf_matrix view[SHF_MAX_OPERANDS];
-  int64_t bytes[SHF_MAX_OPERANDS]; /* from the first element to the end of the last */
+  shf_matrix view[SHF_MAX_OPERANDS]; /* of what is given; the rest is not set, since small calls feel every store */
+  int64_t bytes[SHF_MAX_OPERANDS];   /* from the first element to the end of the last; 0: not given, or empty */
   int given[SHF_MAX_OPERANDS];
 } shf_bound;
+
+static inline shf_matrix shf_plan_view(const shf_bound *bound, int which)
+{
+  return bound->given[which] ? bound->view[which] : (shf_matrix){NULL, 0, 0};
+}
+
 sheaf_status shf_plan_bind(const sheaf_plan *plan, const sheaf_operand *operands, shf_bound *bound);
 
 /* Where what has no bytes lies (an empty operand, no workspace): keeps address arithmetic defined, is never read or

@@ -15,7 +15,7 @@ typedef struct run {
   char *workspace;
 } run;
 
-static shf_matrix operand(const run *r, int which) { return r->bound.view[which]; }
+static shf_matrix operand(const run *r, int which) { return shf_plan_view(&r->bound, which); }
 static int wide(const run *r) { return r->desc->index_dtype == SHEAF_I64; }
 
 static sheaf_status check_args(const sheaf_plan *plan, const sheaf_segment_args *args)
