@@ -46,7 +46,10 @@ run_tests() {
 
 clang=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++)
 
-test_gcc() { compile "$build" && run_tests "$build" --parallel "$jobs"; }
+# SHEAF_TEST_CUDA: what to compile the CUDA plug-in for, where nvcc is, instead of all that is the default.
+cuda=(${SHEAF_TEST_CUDA:+"-DSHEAF_CUDA_ARCHITECTURES=$SHEAF_TEST_CUDA"})
+
+test_gcc() { compile "$build" "${cuda[@]}" && run_tests "$build" --parallel "$jobs"; }
 
 test_clang() {
   compile "$build-clang" "${clang[@]}" -DSHEAF_CUDA=OFF && SHEAF_TEST_QUICK=1 run_tests "$build-clang" --parallel "$jobs" -LE demo
