@@ -7,7 +7,7 @@
 #include "core/device_api.h"
 #include "rows.cuh"
 #include "runs.cuh"
-#include "walk.cuh"
+#include "stream.cuh"
 
 namespace shf {
 

@@ -119,6 +119,16 @@ __device__ __forceinline__ bool counts_entries(const Task &t) { return t.sink ==
 
 enum { DECODED_AT_ONCE = 4 };
 
+// Asks for the indices that a group would have if all were equally long, while its offsets are on the way.
+__device__ __forceinline__ void ask_for_indices(const Task &t, const Team &m, int64_t group)
+{
+  enum { LINE = 128 };
+  int64_t size = t.index_wide ? 8 : 4, bytes = min(t.guess_length, (int64_t)SHF_CHUNK) * size;
+  const char *from = t.index.data + group * t.guess_length * size;
+  for (int64_t at = m.lane * LINE; at < bytes; at += m.lanes * LINE)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from + at)));
+}
+
 // Decodes `count` places of a group of `places`, from place `first` on, into s[0 ..]. Behind the group come holes, or
 // with REPEAT its last row again. `counted` grows by how many of this lane's count; returns whether a hole was met.
 // Loads are predicated rather than branched around, so that several are in flight.
