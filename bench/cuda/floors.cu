@@ -118,11 +118,30 @@ __global__ void __launch_bounds__(128, EACH) bags(const int64_t *index, const ui
 
 enum Offsets { NONE, FIRST, GUESSED };
 
+// What follows where only the device knows whether a bag is long: a kernel that waits for the one before it.
+__global__ void follow() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_follow() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+static void launch_follower(cudaStream_t stream)
+{
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(32);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  must(cudaLaunchKernelEx(&config, follow), "launching");
+}
+
 template <int LANES, int FLIGHT, int HINT, int THREADS, int OFFSETS>
 __global__ void __launch_bounds__(THREADS)
     few_bags(const int64_t *index, const int64_t *offsets, const uint4 *table, uint4 *out)
 {
   __shared__ uint4 parts[THREADS];
+  let_follow();
   int lane = (int)threadIdx.x % LANES, team = (int)threadIdx.x / LANES, quarter = team % 4;
   int64_t bag = blockIdx.x * (THREADS / LANES / 4) + team / 4, start = bag * 64;
   enum { HELD = LANES < 16 ? 16 / LANES : 1 };
@@ -164,6 +183,7 @@ __global__ void __launch_bounds__(THREADS) ones(const int64_t *index, const uint
       first = (int)blockIdx.x * teams * FLIGHT + (int)threadIdx.x / LANES;
   uint32_t name[FLIGHT];
   uint4 row[FLIGHT];
+  let_follow();
 #pragma unroll
   for (int i = 0; i < FLIGHT; i++) name[i] = (uint32_t)__ldg(index + first + i * teams);
 #pragma unroll
@@ -298,10 +318,10 @@ template <class Launch> static double time_of(Data &d, Launch launch)
 struct Case {
   Data &d;
   const char *name;
-  bool all;
+  bool all, followed;
   double best = 1e30;
   char how[64] = "";
-  Case(Data &d, const char *name, bool all) : d(d), name(name), all(all) {}
+  Case(Data &d, const char *name, bool all, bool followed = false) : d(d), name(name), all(all), followed(followed) {}
   template <class Launch> void shape(const char *text, Launch launch)
   {
     double us = time_of(d, launch);
@@ -311,7 +331,7 @@ struct Case {
     best = us;
     snprintf(how, sizeof how, "%s", text);
   }
-  ~Case() { printf("%-46s %9.1f us   %s\n", name, best, how), fflush(stdout); }
+  ~Case() { printf("%-50s %9.1f us   %s\n", name, best, how), fflush(stdout); }
 };
 
 template <int LANES, bool HALVES, int FLIGHT, int HINT, int EACH> static void try_bags(Case &c, const int64_t *index)
@@ -352,22 +372,31 @@ template <int LANES, int FLIGHT, int HINT, int THREADS, int OFFSETS> static void
   c.shape(text, [&] {
     few_bags<LANES, FLIGHT, HINT, THREADS, OFFSETS>
         <<<1024 / (THREADS / LANES / 4), THREADS, 0, c.d.stream>>>(index, c.d.offsets, c.d.table, c.d.other);
+    if (c.followed) launch_follower(c.d.stream);
   });
 }
 
+// Fixed length; and offsets, where another kernel has to follow.
 template <int LANES> static void few_case(Data &d, const char *name, bool all, const int64_t *index)
 {
-  Case c(d, name, all);
-  try_few<LANES, 8, PLAIN, 128, NONE>(c, index);
-  try_few<LANES, 16, PLAIN, 128, NONE>(c, index);
-  try_few<LANES, 8, PLAIN, 256, NONE>(c, index);
-  try_few<LANES, 16, PLAIN, 256, NONE>(c, index);
-  try_few<LANES, 8, DROP_L2, 128, NONE>(c, index);
-  try_few<LANES, 16, DROP_L2, 128, NONE>(c, index);
+  char text[64];
+  snprintf(text, sizeof text, "%s-fixed", name);
+  {
+    Case c(d, text, all);
+    try_few<LANES, 8, PLAIN, 128, NONE>(c, index);
+    try_few<LANES, 16, PLAIN, 128, NONE>(c, index);
+    try_few<LANES, 8, PLAIN, 256, NONE>(c, index);
+    try_few<LANES, 16, PLAIN, 256, NONE>(c, index);
+    try_few<LANES, 8, DROP_L2, 128, NONE>(c, index);
+    try_few<LANES, 16, DROP_L2, 128, NONE>(c, index);
+  }
+  Case c(d, name, all, true);
   try_few<LANES, 16, PLAIN, 128, FIRST>(c, index);
   try_few<LANES, 16, PLAIN, 128, GUESSED>(c, index);
   try_few<LANES, 8, PLAIN, 128, FIRST>(c, index);
   try_few<LANES, 8, PLAIN, 128, GUESSED>(c, index);
+  try_few<LANES, 16, DROP_L2, 128, GUESSED>(c, index);
+  try_few<LANES, 8, DROP_L2, 128, GUESSED>(c, index);
 }
 
 template <int LANES, int FLIGHT, int HINT, int THREADS> static void try_ones(Case &c, const int64_t *index)
@@ -378,26 +407,25 @@ template <int LANES, int FLIGHT, int HINT, int THREADS> static void try_ones(Cas
   c.shape(text, [&] {
     ones<LANES, FLIGHT, HINT, THREADS>
         <<<ONES / (THREADS / LANES * FLIGHT), THREADS, 0, c.d.stream>>>(index, c.d.table, c.d.other, (int)ONES);
+    if (c.followed) launch_follower(c.d.stream);
   });
 }
 
+// Without offsets (a lookup); and with another kernel that follows.
 template <int LANES> static void ones_case(Data &d, const char *name, bool all, const int64_t *index)
 {
-  Case c(d, name, all);
-  try_ones<LANES, 1, PLAIN, 256>(c, index);
-  try_ones<LANES, 2, PLAIN, 256>(c, index);
-  try_ones<LANES, 4, PLAIN, 128>(c, index);
-  try_ones<LANES, 4, PLAIN, 256>(c, index);
-  try_ones<LANES, 8, PLAIN, 128>(c, index);
-  try_ones<LANES, 1, NO_L1, 256>(c, index);
-  try_ones<LANES, 2, NO_L1, 256>(c, index);
-  try_ones<LANES, 4, NO_L1, 128>(c, index);
-  try_ones<LANES, 4, NO_L1, 256>(c, index);
-  try_ones<LANES, 8, NO_L1, 128>(c, index);
-  try_ones<LANES, 2, DROP_L2, 256>(c, index);
-  try_ones<LANES, 4, DROP_L2, 128>(c, index);
-  try_ones<LANES, 4, DROP_L2, 256>(c, index);
-  try_ones<LANES, 8, DROP_L2, 128>(c, index);
+  for (int followed = 0; followed < 2; followed++) {
+    char text[64];
+    snprintf(text, sizeof text, "%s%s", name, followed ? "" : "-fixed");
+    Case c(d, text, all, followed);
+    try_ones<LANES, 1, PLAIN, 256>(c, index);
+    try_ones<LANES, 2, PLAIN, 256>(c, index);
+    try_ones<LANES, 4, PLAIN, 128>(c, index);
+    try_ones<LANES, 4, PLAIN, 256>(c, index);
+    try_ones<LANES, 8, PLAIN, 128>(c, index);
+    try_ones<LANES, 4, NO_L1, 128>(c, index);
+    try_ones<LANES, 4, DROP_L2, 256>(c, index);
+  }
 }
 
 template <int LANES, int COLUMNS, int FLIGHT> static void try_runs(Case &c, int count)

@@ -192,7 +192,7 @@ __device__ __forceinline__ int64_t take_numbers(const Task &t, int rowers)
 template <class E, int VE, class Op, int USUAL>
 __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant__ Task given)
 {
-  enum { NARROW = USUAL >= 0, AHEAD = NARROW && (E::BITS >= 32 || (E::BITS != 16 && Op::TAKES_COEFFICIENTS)) };
+  enum { NARROW = USUAL >= 0, RING = NARROW && (E::BITS >= 32 || (E::BITS != 16 && Op::TAKES_COEFFICIENTS)) };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   wait_for_launch_before();
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
       if (!takes) entry = g.start;
       if (t.by_frequency) scale = frequency_of<E>(g.length);
     }
-    Op term = walk_places<E, VE, Op, NARROW, !NARROW, AHEAD>(t, m, s, problem, entry, places, most_of_warp(places), at,
-                                                             scale);
+    Op term = walk_places<E, VE, Op, NARROW, !NARROW, false, RING>(t, m, s, problem, entry, places,
+                                                                   most_of_warp(places), at, scale);
     if (places == 0) continue;
     climb<E, VE, Op>(t, m, t.list.groups[item.group], item.chunk, at, term.widened(t, problem, entry));
   }

@@ -11,12 +11,11 @@ enum {
   STREAM_GROUPS = 4,   // of one rower
   STREAM_LONGEST = 64, // places of a group; with more it is listed
   STREAM_PLACES = STREAM_GROUPS * STREAM_LONGEST,
-  QUAD = 4, // a group ends with a quad of places, the last of which may be none
   NO_END = 255,
 };
 
 // The groups of one rower, in shared memory.
-struct Stream {
+struct Stream {                                    // a group ends with a quad of places, the last of which may be none
   uint32_t ref[STREAM_PLACES];                     // their rows, one behind the other
   uint8_t ends[STREAM_PLACES / QUAD];              // the group that ends with each quad
   int start[STREAM_GROUPS], length[STREAM_GROUPS]; // -1: not one of the stream
@@ -74,17 +73,17 @@ __device__ __forceinline__ int decode_stream(const Task &t, const Team &m, Strea
     start[k] = own->start[k];
     begin[k + 1] = begin[k] + ((length[k] + QUAD - 1) & -QUAD);
   }
-  int total = begin[STREAM_GROUPS], whole = (total + IN_FLIGHT - 1) & -IN_FLIGHT;
+  int total = begin[STREAM_GROUPS];
 #pragma unroll 4
-  for (int i = m.lane; i < whole; i += m.lanes) {
-    int at = min(i, total - 1), from = 0, its = length[0], entry = start[0], end = begin[1], group = 0;
+  for (int i = m.lane; i < total; i += m.lanes) {
+    int from = 0, its = length[0], entry = start[0], end = begin[1], group = 0;
 #pragma unroll
     for (int k = 1; k < STREAM_GROUPS; k++)
-      if (at >= begin[k]) from = begin[k], its = length[k], entry = start[k], end = begin[k + 1], group = k;
-    int place = at - from;
+      if (i >= begin[k]) from = begin[k], its = length[k], entry = start[k], end = begin[k + 1], group = k;
+    int place = i - from;
     uint32_t ref = (uint32_t)decode_place<E, true>(t, 0, entry + min(place, its - 1)).ref;
-    own->ref[i] = REPEAT || (place < its && i < total) ? ref : no_row<true>();
-    if (i % QUAD == 0) own->ends[i / QUAD] = i < total && i + QUAD == end ? (uint8_t)group : (uint8_t)NO_END;
+    own->ref[i] = REPEAT || place < its ? ref : no_row<true>();
+    if (i % QUAD == 0) own->ends[i / QUAD] = i + QUAD == end ? (uint8_t)group : (uint8_t)NO_END;
   }
   __syncwarp();
   return total;
@@ -92,8 +91,8 @@ __device__ __forceinline__ int decode_stream(const Task &t, const Team &m, Strea
 
 // A rower's way through its stream: rows into a term, sixteen of which are folded into the total, as everywhere.
 template <class E, int VE, class Op> struct Streamer {
-  enum { REPEAT = Op::REPEATS, AHEAD = E::BITS != 16 && Op::TAKES_COEFFICIENTS };
-  typedef Batch<E, VE, true, REPEAT> Rows;
+  enum { REPEAT = Op::REPEATS, QUADS = E::BITS == 16 ? 2 : 4 };
+  typedef Quad<E, VE, REPEAT> Rows;
   const Task &t;
   const Stream &own;
   int64_t first;
@@ -111,35 +110,34 @@ template <class E, int VE, class Op> struct Streamer {
   }
   __device__ __forceinline__ void take(const Rows &rows, int from)
   {
+    int end = own.ends[from / QUAD];
 #pragma unroll
-    for (int q = 0; q < IN_FLIGHT / QUAD; q++) {
-      int end = own.ends[from / QUAD + q];
-#pragma unroll
-      for (int i = 0; i < QUAD; i++)
-        term.take(t, rows.row[q * QUAD + i], REPEAT || rows.refs[q * QUAD + i] != no_row<true>(), 1, place + i);
-      place += QUAD;
-      if (end == NO_END && place % SHF_FAN_IN != 0) continue;
-      total.fold(t, term);
-      term.start();
-      if (end != NO_END) close(end);
-    }
+    for (int i = 0; i < QUAD; i++) term.take(t, rows.row[i], true, 1, place + i);
+    place += QUAD;
+    if (end == NO_END && place % SHF_FAN_IN != 0) return;
+    total.fold(t, term);
+    term.start();
+    if (end != NO_END) close(end);
   }
+  // When a quad is taken, the next but three is asked for.
   __device__ __forceinline__ void go(const char *base, int places)
   {
+    Rows ring[QUADS];
     total.start();
     term.start();
     place = 0;
-    Rows a, b;
-    if (AHEAD && places > 0) a.load(t, base, own.ref, at);
+#pragma unroll
+    for (int q = 0; q < QUADS; q++)
+      if (q * QUAD < places) ring[q].load(t, base, own.ref + q * QUAD, at);
 #pragma unroll 1
-    for (int from = 0; from < places; from += (AHEAD ? 2 : 1) * IN_FLIGHT) {
-      int second = from + IN_FLIGHT, third = second + IN_FLIGHT;
-      if (!AHEAD) a.load(t, base, own.ref + from, at);
-      if (AHEAD && second < places) b.load(t, base, own.ref + second, at);
-      take(a, from);
-      if (!AHEAD) continue;
-      if (third < places) a.load(t, base, own.ref + third, at);
-      if (second < places) take(b, second);
+    for (int from = 0; from < places; from += QUADS * QUAD) {
+#pragma unroll
+      for (int q = 0; q < QUADS; q++) {
+        int quad = from + q * QUAD, next = quad + QUADS * QUAD;
+        if (quad >= places) break;
+        take(ring[q], quad);
+        if (next < places) ring[q].load(t, base, own.ref + next, at);
+      }
     }
   }
 };
