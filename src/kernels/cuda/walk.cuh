@@ -87,7 +87,7 @@ struct ShortGroups {
   uint8_t ends[SHORT_PLACES];
   int start[SHORT_GROUPS];
   uint8_t length[SHORT_GROUPS]; // NO_GROUP: there is none
-  uint8_t unused[8];
+  uint8_t unused[8];            // to a multiple of 16 bytes
 };
 
 static_assert(sizeof(ShortGroups) % 16 == 0, "refs are loaded sixteen bytes at a time");
