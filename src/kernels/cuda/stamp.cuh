@@ -108,7 +108,8 @@ template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::W
     }                                                                                    \
   } while (0)
 
-// The chunks that were listed, by as many rowers as fill the device. Places of a whole chunk are decoded at once, where there is room, so that loads never run dry.
+// The chunks that were listed, by as many rowers as fill the device. Places of a whole chunk are decoded at once, where
+// there is room, so that loads never run dry.
 template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, Task t)
 {
   int64_t rowers = WALKERS >> t.lane_bits, most = (int64_t)l.device.processors * CHUNK_BLOCKS;
