@@ -3,6 +3,7 @@
 # sanitizers, measures. On a machine with a device and nvcc:
 #
 #   tests/gpu/run.sh [step ...]      steps: build bits ops files large faults ranks verify jit sanitize demo bench peers
+#                                           floors
 #                                    default: build bits ops files faults ranks verify sanitize demo bench
 #
 # BUILD=dir (build-gpu), CMAKE_ARGS=..., JOBS=n, BENCH="words" for `sheaf bench --device cuda`, BENCH_RUNS=n (medians).
@@ -123,6 +124,11 @@ bench() {
   sed 1,3d "$logs/bench.1.log" | while read -r name _; do
     cat "$logs"/bench.[0-9]*.log | grep "^$name " | sort -k 2,2 -n | sed -n "$(((runs + 1) / 2))p"
   done
+}
+
+# What loops that only move the rows of those cases take.
+floors() {
+  "${CUDACXX:-nvcc}" -O3 -std=c++17 -arch=native --split-compile=0 bench/cuda/floors.cu -o "$BUILD/floors" && "$BUILD/floors"
 }
 
 mkdir -p "$logs"

@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
   __shared__ int64_t gap[STARTS_TILE / FEW_STARTS][3];
   __shared__ int gaps;
   let_next_begin();
-  if (t.list_count && blockIdx.x + blockIdx.y == 0 && threadIdx.x == 0) *t.list_count = 0;
+  if (t.list_count && blockIdx.x + blockIdx.y == 0 && threadIdx.x == 0) clear_list(t.list_count);
   bool keyed = t.sorted.keys != nullptr;
   int64_t problems = keyed ? 1 : t.batch, groups = keyed ? t.groups * t.batch : t.groups;
   int64_t entries = !keyed ? t.entries : is_for(t.sorted) ? t.entries * t.batch : 0; // another's grouping: none
@@ -292,27 +292,35 @@ template <class Id> __global__ void __launch_bounds__(BLOCK, 8) find_usual_start
   __shared__ int gap[STARTS_TILE / FEW_STARTS][3];
   __shared__ int gaps;
   let_next_begin();
-  if (t.list_count && blockIdx.x == 0 && threadIdx.x == 0) *t.list_count = 0;
+  if (t.list_count && blockIdx.x == 0 && threadIdx.x == 0) clear_list(t.list_count);
   const Id *ids = (const Id *)(t.sorted.keys ? t.sorted.keys : t.ids.data);
   int entries = t.sorted.keys && !is_for(t.sorted) ? 0 : (int)t.entries, groups = (int)t.groups;
-  int first = (int)(blockIdx.x * STARTS_TILE + threadIdx.x), id[STARTS_EACH], edge[STARTS_EACH];
-  bool leads = threadIdx.x % WARP == 0; // the entry in front of its own is another warp's
-  auto at = [&](int n) -> int {         // -1 in front of the first entry, `groups` behind the last
-    if (n < 0 || n >= entries) return n < 0 ? -1 : groups;
-    int64_t here = __ldg(ids + n);
-    return here < 0 ? -1 : here < groups ? (int)here : groups;
+  int first = (int)(blockIdx.x * STARTS_TILE + threadIdx.x * STARTS_EACH), id[STARTS_EACH], before = 0;
+  auto kept = [&](int64_t id) -> int { return id < 0 ? -1 : id < groups ? (int)id : groups; };
+  auto at = [&](int n) -> int { // -1 in front of the first entry, `groups` behind the last
+    return n < 0 ? -1 : n >= entries ? groups : kept(__ldg(ids + n));
   };
   if (threadIdx.x == 0) gaps = 0;
+  if (threadIdx.x % WARP == 0) before = at(first - 1); // the entry in front is another warp's
+  if (first + STARTS_EACH <= entries && (uintptr_t)ids % 16 == 0) {
+    Id four[STARTS_EACH];
 #pragma unroll
-  for (int i = 0; i < STARTS_EACH; i++) {
-    id[i] = at(first + i * BLOCK);
-    edge[i] = leads ? at(first + i * BLOCK - 1) : 0;
+    for (int i = 0; i < (int)sizeof four / 16; i++) {
+      uint4 bits = __ldg((const uint4 *)(ids + first) + i);
+      memcpy((char *)four + 16 * i, &bits, 16);
+    }
+#pragma unroll
+    for (int i = 0; i < STARTS_EACH; i++) id[i] = kept(four[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < STARTS_EACH; i++) id[i] = at(first + i);
   }
+  int last = __shfl_up_sync(0xffffffffu, id[STARTS_EACH - 1], 1);
+  if (threadIdx.x % WARP != 0) before = last;
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < STARTS_EACH; i++) {
-    int n = first + i * BLOCK, before = __shfl_up_sync(0xffffffffu, id[i], 1);
-    if (leads) before = edge[i];
+  for (int i = 0; i < STARTS_EACH; before = id[i], i++) {
+    int n = first + i;
     if (before >= id[i]) continue;
     int place = STARTS_TILE / FEW_STARTS;
     if (id[i] - before > FEW_STARTS) place = atomicAdd(&gaps, 1);
@@ -359,7 +367,7 @@ LongList list_in(char *memory, int64_t most)
 __global__ void empty_list_kernel(const __grid_constant__ LongList list)
 {
   let_next_begin();
-  *list.count = 0;
+  clear_list(list.count);
 }
 
 void empty_list(Launcher &l, const LongList &list) { launch(l, empty_list_kernel, dim3(1), 1, 0, list); }

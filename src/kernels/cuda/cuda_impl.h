@@ -4,10 +4,12 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "core/device_api.h"
 #include "rows.cuh"
 #include "runs.cuh"
-#include "walk.cuh"
+#include "stream.cuh"
 
 namespace shf {
 
@@ -51,6 +53,9 @@ struct Launcher {
   cudaError_t error;
 };
 
+// Code for devices before 9.0, be it compiled for a newer one by the driver, cannot wait for the kernel in front of it.
+inline std::atomic<bool> cannot_wait{false};
+
 template <class Params>
 inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared, const Params &params)
 {
@@ -58,6 +63,7 @@ inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, 
   if (l.loading) {
     cudaFuncAttributes loaded;
     l.error = cudaFuncGetAttributes(&loaded, kernel);
+    if (l.error == cudaSuccess && loaded.ptxVersion < 90) cannot_wait = true;
     if (l.error == cudaSuccess)
       l.error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10);
     return;
@@ -72,7 +78,7 @@ template <class Params>
 inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
                         const Params &params)
 {
-  if (l.loading || l.device.major < 9 || l.error != cudaSuccess || grid.x == 0 || grid.y == 0) {
+  if (l.loading || l.device.major < 9 || cannot_wait || l.error != cudaSuccess || grid.x == 0 || grid.y == 0) {
     launch(l, kernel, grid, threads, shared, params);
     return;
   }

@@ -161,7 +161,7 @@ __device__ __forceinline__ void begin_grouping(const KeyTask &t)
 {
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   *t.stamp = t.stamp_value;
-  if (t.spec.list_count) *t.spec.list_count = 0;
+  if (t.spec.list_count) clear_list(t.spec.list_count);
 }
 
 } // namespace shf

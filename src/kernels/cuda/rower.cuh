@@ -119,6 +119,16 @@ __device__ __forceinline__ bool counts_entries(const Task &t) { return t.sink ==
 
 enum { DECODED_AT_ONCE = 4 };
 
+// Asks for the indices that a group would have if all were equally long, while its offsets are on the way.
+__device__ __forceinline__ void ask_for_indices(const Task &t, const Team &m, int64_t group)
+{
+  enum { LINE = 128 };
+  int64_t size = t.index_wide ? 8 : 4, bytes = min(t.guess_length, (int64_t)SHF_CHUNK) * size;
+  const char *from = t.index.data + group * t.guess_length * size;
+  for (int64_t at = m.lane * LINE; at < bytes; at += m.lanes * LINE)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from + at)));
+}
+
 // Decodes `count` places of a group of `places`, from place `first` on, into s[0 ..]. Behind the group come holes, or
 // with REPEAT its last row again. `counted` grows by how many of this lane's count; returns whether a hole was met.
 // Loads are predicated rather than branched around, so that several are in flight.
@@ -230,18 +240,64 @@ __device__ __forceinline__ void take_rows(const Task &t, Op &total, const Stage<
   }
 }
 
+enum { QUAD = 4 };
+
+// Four rows of a lane's columns, as in Batch.
+template <class E, int VE, bool WHOLE> struct Quad {
+  Columns<E, VE> row[QUAD];
+  __device__ __forceinline__ void load(const Task &t, const char *base, const uint32_t *from, const Spot &spot)
+  {
+    uint32_t refs[QUAD];
+    load_refs<QUAD>(from, refs);
+#pragma unroll
+    for (int i = 0; i < QUAD; i++)
+      row[i].fetch(base + Ref<true>::offset(refs[i], t.source.row_stride), E::QUANTISED ? spot.column : 0, t.dim,
+                   WHOLE || (refs[i] != no_row<true>() && spot.active));
+  }
+};
+
+// The same for many rows, none of which is multiplied: when four are taken, the four that lie sixteen behind them are
+// asked for, so that hardly fewer than sixteen are ever in flight.
+template <class E, int VE, class Op, bool WHOLE>
+__device__ __forceinline__ void take_ring(const Task &t, Op &total, const Stage<E, true> &s, int count, int place,
+                                          const Spot &spot)
+{
+  enum { QUADS = SHF_FAN_IN / QUAD };
+  Quad<E, VE, WHOLE> ring[QUADS];
+  const char *base = lane_base<E>(t.source, spot);
+  if (count <= 0) return;
+#pragma unroll
+  for (int q = 0; q < QUADS; q++) ring[q].load(t, base, s.ref + q * QUAD, spot);
+#pragma unroll 1
+  for (int first = 0; first < count; first += SHF_FAN_IN) {
+    Op term;
+    term.start();
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+      int at = first + q * QUAD;
+#pragma unroll
+      for (int i = 0; i < QUAD; i++) term.take(t, ring[q].row[i], true, 1, place + at + i);
+      if (first + SHF_FAN_IN < count) ring[q].load(t, base, s.ref + at + SHF_FAN_IN, spot);
+    }
+    total.fold(t, term);
+  }
+}
+
 // The same, where `whole` (equal in the warp) says whether rows may be missing. An operation to which a row that comes
 // again means nothing (REPEATS) has a loop without predicates for when none is.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool AHEAD>
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool AHEAD, bool RING>
 __device__ __forceinline__ void take_stage(const Task &t, Op &total, const Stage<E, NARROW> &s, int count, int place,
                                            const Spot &spot, typename E::acc scale, bool whole)
 {
   if constexpr (NARROW && Op::REPEATS) {
-    if (whole) {
+    if (whole && RING)
+      take_ring<E, VE, Op, true>(t, total, s, count, place, spot);
+    else if (whole)
       take_rows<E, VE, Op, NARROW, COEFFICIENTS, true, AHEAD>(t, total, s, count, place, spot, scale);
-      return;
-    }
-    take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, false>(t, total, s, count, place, spot, scale);
+    else
+      take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, false>(t, total, s, count, place, spot, scale);
+  } else if constexpr (RING) {
+    take_ring<E, VE, Op, false>(t, total, s, count, place, spot);
   } else {
     take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, AHEAD>(t, total, s, count, place, spot, scale);
   }
@@ -263,7 +319,7 @@ __device__ __forceinline__ int count_of_rower(const Team &m, int counted)
 // Reduces up to 256 places by one rower; `longest` is the most of the warp's rowers. AHEAD costs registers, which only
 // usual tasks have to spare; 16-bit rows, which are widened, and extremes are better off with more threads.
 template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS,
-          bool AHEAD = NARROW &&E::BITS != 16 && Op::TAKES_COEFFICIENTS>
+          bool AHEAD = NARROW &&E::BITS != 16 && Op::TAKES_COEFFICIENTS, bool RING = false>
 __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
                                           int64_t entry, int places, int longest, const Spot &at, typename E::acc scale)
 {
@@ -278,7 +334,7 @@ __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const St
     bool hole = decode_places<E, NARROW, REPEAT>(t, m, s, problem, entry, base, whole_terms, places, &counted);
     bool whole = REPEAT && !__any_sync(0xffffffffu, hole || !at.active);
     __syncwarp();
-    take_stage<E, VE, Op, NARROW, COEFFICIENTS, AHEAD>(t, total, s, staged, base, at, scale, whole);
+    take_stage<E, VE, Op, NARROW, COEFFICIENTS, AHEAD, RING>(t, total, s, staged, base, at, scale, whole);
   }
   if (REPEAT && places == 0) total.start(); // what came again was not there before
   if (counts_entries(t)) total.count(count_of_rower(m, counted));

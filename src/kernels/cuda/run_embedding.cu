@@ -135,6 +135,7 @@ static Task index_task(const Run &r)
   t.offsets_wide = d.offset_dtype == SHEAF_I64;
   t.offsets_end = d.bag_form == SHEAF_BAGS_OFFSETS_END;
   t.bag_length = bag_length(d);
+  t.guess_length = d.bags > 0 && d.indices % d.bags == 0 ? d.indices / d.bags : 0;
   t.decode = BY_INDEX;
   t.index = r.operand(AT_indices);
   t.index_wide = d.index_dtype == SHEAF_I64;

@@ -183,7 +183,7 @@ __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const 
 }
 
 template <class E, int VE, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 || COEFFICIENTS ? 6 : 8)
+__global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 || COEFFICIENTS ? 6 : 7)
     walk_runs(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };

@@ -118,6 +118,14 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
   term.finish(t, g.problem, g.group, g.length, at, held);
 }
 
+// A chunk of a group whose entries are [start, end), as it is listed.
+enum { PLACES_BITS = 9 };
+__device__ __forceinline__ LongItem item_of(const Span &span, uint32_t group, int64_t chunk)
+{
+  int64_t entry = span.start + chunk * SHF_CHUNK;
+  return LongItem{group, (uint32_t)chunk, entry << PLACES_BITS | min((int64_t)SHF_CHUNK, span.end - entry)};
+}
+
 // One chunk: its places, and what by_frequency multiplies with.
 template <class E> struct Chunk {
   LongGroup g;
@@ -160,34 +168,62 @@ __device__ __forceinline__ void list_group(const Task &t, const Span &span, uint
   if (thread == 0)
     t.list.groups[group] =
         LongGroup{span.problem, span.group, span.start, span.end - span.start, first_slot(span.start)};
-  for (int64_t i = thread; i < chunks; i += threads) t.list.items[item + i] = LongItem{group, (uint32_t)i};
+  for (int64_t i = thread; i < chunks; i += threads) t.list.items[item + i] = item_of(span, group, i);
   if (chunks > 1) claim_slots(t, span, thread, threads);
 }
 
-// The chunks that were listed: each rower takes one after the other. Where nothing is long, as is usual, there are none.
+// What was claimed without room must not be read as it is.
+__device__ __forceinline__ void give_up(const Task &t, int64_t item, int64_t items, int thread, int threads)
+{
+  int64_t end = min(item + items, t.list.most);
+  for (int64_t i = item + thread; i < end; i += threads) t.list.items[i] = LongItem{NOT_LISTED, 0, 0};
+}
+
+// The next numbers for the rowers of a warp, which are neighbours; all tiles of columns come one after the other.
+__device__ __forceinline__ int64_t take_numbers(const Task &t, int rowers)
+{
+  unsigned long long first = 0;
+  if (threadIdx.x % WARP == 0) first = atomicAdd(t.list.count + 1, (unsigned long long)rowers);
+  return (int64_t)first; // right in the first lane
+}
+
+// The chunks that were listed: a warp's rowers take some, then the next that nobody has. Where nothing is long, as is
+// usual, there are none.
 template <class E, int VE, class Op, int USUAL>
 __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant__ Task given)
 {
-  enum { NARROW = USUAL >= 0 };
+  enum { NARROW = USUAL >= 0, RING = NARROW && (E::BITS >= 32 || (E::BITS != 16 && Op::TAKES_COEFFICIENTS)) };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   wait_for_launch_before();
-  int64_t items = min((int64_t)(*t.list.count & ((1ull << ITEM_BITS) - 1)), t.list.most);
+  int64_t items = min((int64_t)(*t.list.count & ((1ull << ITEM_BITS) - 1)), t.list.most), all = items * t.tiles;
+  if (items == 0) return;
   Team m = team_of(t.lane_bits, 0);
-  int rowers = WALKERS >> t.lane_bits;
+  int rowers = WALKERS >> t.lane_bits, together = WARP >> t.lane_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
-  for (int64_t base = blockIdx.x; base < items; base += (int64_t)gridDim.x * rowers) {
-    int64_t number = base + (int64_t)m.number * gridDim.x;
-    LongItem item = t.list.items[min(number, items - 1)];
-    bool takes = number < items && item.group != NOT_LISTED;
-    // Who takes none looks at the first place of the first group, which is of that group's own problem.
-    Chunk<E> c = chunk_of<E>(t, t.list.groups[takes ? item.group : 0], takes ? item.chunk : 0, takes);
-    for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
-      Spot at = spot_of(t, m, tile, VE);
-      Op term = walk_places<E, VE, Op, NARROW, !NARROW>(t, m, s, c.g.problem, c.entry, c.places, most_of_warp(c.places),
-                                                        at, c.scale);
-      if (c.places > 0) climb<E, VE, Op>(t, m, c.g, c.chunk, at, term.widened(t, c.g.problem, c.entry));
+  int64_t next = take_numbers(t, together);
+  for (;;) {
+    int64_t base = __shfl_sync(0xffffffffu, next, 0), number = base + m.number % together;
+    if (base >= all) break;
+    next = take_numbers(t, together);
+    bool takes = number < all;
+    int64_t tile = takes && t.tiles > 1 ? number / items : 0;
+    LongItem item = t.list.items[takes ? number - tile * items : 0];
+    takes = takes && item.group != NOT_LISTED;
+    Spot at = spot_of(t, m, tile, VE);
+    int64_t entry = item.places >> PLACES_BITS, problem = 0;
+    int places = takes ? (int)item.places & ((1 << PLACES_BITS) - 1) : 0;
+    typename E::acc scale = 1;
+    if (!NARROW) { // who takes none looks at the first place of the first group, which is of that group's own problem
+      const LongGroup &g = t.list.groups[takes ? item.group : 0];
+      problem = g.problem;
+      if (!takes) entry = g.start;
+      if (t.by_frequency) scale = frequency_of<E>(g.length);
     }
+    Op term = walk_places<E, VE, Op, NARROW, !NARROW, false, RING>(t, m, s, problem, entry, places,
+                                                                   most_of_warp(places), at, scale);
+    if (places == 0) continue;
+    climb<E, VE, Op>(t, m, t.list.groups[item.group], item.chunk, at, term.widened(t, problem, entry));
   }
 }
 

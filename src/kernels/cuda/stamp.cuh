@@ -77,6 +77,8 @@ template <class E, class Op> size_t team_bytes(const Task &t, bool narrow)
   return (size_t)(stage_bytes<E>(t, narrow, (BLOCK >> t.lane_bits) * SHF_FAN_IN) + BLOCK * (int64_t)sizeof(Op));
 }
 
+enum { CHUNK_BLOCKS = 8, CHUNK_ROOM = 16 << 10 }; // of a processor; bytes of a block
+
 // The kernels that are compiled for usual tasks, and those for the rest. Only whole words are usual.
 template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::WIDE && is_usual(t); }
 
@@ -106,12 +108,15 @@ template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::W
     }                                                                                    \
   } while (0)
 
-// The chunks that were listed, by as many rowers as fill the device.
-template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, const Task &t)
+// The chunks that were listed, by as many rowers as fill the device. Places of a whole chunk are decoded at once, where
+// there is room, so that loads never run dry.
+template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, Task t)
 {
-  int64_t rowers = WALKERS >> t.lane_bits, most = (int64_t)l.device.processors * 8;
+  int64_t rowers = WALKERS >> t.lane_bits, most = (int64_t)l.device.processors * CHUNK_BLOCKS;
+  t.stage_places = SHF_CHUNK;
+  while (t.stage_places > SHF_FAN_IN && walk_bytes<E>(t, USUAL >= 0) > CHUNK_ROOM) t.stage_places /= 2;
   int64_t blocks = (t.list.most + rowers - 1) / rowers < most ? (t.list.most + rowers - 1) / rowers : most;
-  launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, t.tiles), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
+  launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, 1), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
 }
 
 // A kernel that begins a task, and may overlap with one of the run before it (`overlaps`), for which it waits itself.
@@ -124,24 +129,37 @@ inline void start(Launcher &l, const Task &t, bool overlaps, void (*kernel)(Task
     launch(l, kernel, grid, threads, shared, t);
 }
 
-template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, const Task &t)
+// The chunks that are looked for, where there are not many.
+template <class E, int VE, class Op, int USUAL> void launch_sought(Launcher &l, const Task &t)
 {
-  bool lists = t.slot_count > 0 && t.groups * t.batch > 0, overlaps = t.awaits || lists;
-  if (l.loading || (lists && !t.awaits)) empty_list(l, t.list);
+  int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 2;
+  launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
+              team_bytes<E, Op>(t, USUAL >= 0), t);
+}
+
+template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, Task t)
+{
   int64_t rowers = WALKERS >> t.lane_bits, groups = t.groups * t.batch;
-  dim3 grid = grid_of((groups + rowers - 1) / rowers, t.tiles);
-  bool sums_short = false;
+  bool sums_short = Op::TAKES_COEFFICIENTS && USUAL >= 0 && t.sink == SINK_SUM && t.entries <= groups * 3;
+  bool streams = (USUAL == IN_ORDER || USUAL == BY_PAYLOAD) && !sums_short && groups > 0;
+  bool leaves = t.slot_count > 0 && groups > 0, seeks = leaves && !t.awaits && t.chunk_bits > 0;
+  bool lists = streams || (leaves && !seeks), overlaps = t.awaits || lists;
+  if (seeks) t.list = LongList();
+  if (l.loading || (lists && !t.awaits)) empty_list(l, t.list);
+  auto send = [&](bool wanted, void (*kernel)(Task), int64_t each, int threads, size_t shared) {
+    if (l.loading || wanted)
+      start(l, t, overlaps, kernel, grid_of((groups + each - 1) / each, t.tiles), threads, shared);
+  };
   if constexpr (Op::TAKES_COEFFICIENTS && USUAL >= 0) {
-    sums_short = t.sink == SINK_SUM && t.entries <= groups * 3;
-    int64_t each = rowers * SHORT_GROUPS;
-    if (l.loading || sums_short)
-      start(l, t, overlaps, sum_short<E, VE, USUAL>, grid_of((groups + each - 1) / each, t.tiles), WALKERS,
-            (size_t)rowers * sizeof(ShortGroups));
+    int64_t teams = SHORT_WALKERS >> t.lane_bits;
+    send(sums_short, sum_short<E, VE, USUAL>, teams * SHORT_GROUPS, SHORT_WALKERS, (size_t)teams * sizeof(ShortGroups));
   }
-  if (l.loading || !sums_short)
-    start(l, t, overlaps, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, grid, WALKERS,
-          walk_bytes<E>(t, USUAL >= 0));
+  if constexpr (USUAL == IN_ORDER || USUAL == BY_PAYLOAD)
+    send(streams, stream_groups<E, VE, Op, USUAL>, rowers * STREAM_GROUPS, WALKERS, (size_t)rowers * sizeof(Stream));
+  send(!sums_short && !streams, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, rowers, WALKERS,
+       walk_bytes<E>(t, USUAL >= 0));
   if (l.loading || lists) launch_listed<E, VE, Op, USUAL>(l, t);
+  if (seeks && !l.loading) launch_sought<E, VE, Op, USUAL>(l, t);
 }
 
 template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &l, Task t)
@@ -160,9 +178,7 @@ template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &
     } else {
       share(true, share_groups<E, VE, Op, USUAL, 2>);
     }
-    int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 2;
-    launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
-                team_bytes<E, Op>(t, USUAL >= 0), t);
+    launch_sought<E, VE, Op, USUAL>(l, t);
   }
   if (!little || l.loading) launch_walk<E, VE, Op, USUAL>(l, t);
 }

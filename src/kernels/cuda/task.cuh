@@ -47,9 +47,10 @@ struct LongGroup {
 };
 
 // In large problems kernels list what they leave to walk_chunks: groups, and their chunks one by one. Both are counted
-// in one word.
+// in one word; in the next one, what has been taken from it.
 struct LongItem {
   uint32_t group, chunk; // which of the list, and of its chunks
+  int64_t places;        // its first entry, and how many there are (see item_of)
 };
 struct LongList {
   unsigned long long *count;
@@ -58,6 +59,8 @@ struct LongList {
   int64_t most; // groups, and items, that there is room for
 };
 enum : uint32_t { ITEM_BITS = 32, NOT_LISTED = UINT32_MAX };
+
+__device__ __forceinline__ void clear_list(unsigned long long *count) { count[0] = count[1] = 0; }
 
 // Room for all groups of at least `least` places, of which there are no more chunks than this.
 __host__ __device__ __forceinline__ int64_t most_listed(int64_t entries, int64_t least)
@@ -73,6 +76,7 @@ struct Task {
   int64_t offsets_batch; // bytes from one problem's to the next
   int offsets_wide, offsets_end;
   int64_t bag_length;   // -1: offsets say
+  int64_t guess_length; // what it would be if all bags were equally long; 0: no whole number
   int64_t entry_stride; // entries from one problem's first to the next's: `entries`, or 0 where offsets count over all
   Sorted sorted;
   // entries

@@ -7,10 +7,14 @@
 
 namespace shf {
 
-// A rower leaves a group that is too long to walk_chunks. (Not inlined, so that it takes no registers from the rest.)
+// A rower leaves a group that is too long to walk_chunks, or where there is no list to share_chunks. (Not inlined, so that it takes no registers from the rest.)
 static __device__ __noinline__ void leave_group(const Task &t, Span span, int lane_bits)
 {
   Team m = team_of(lane_bits, 0);
+  if (!t.list.count) {
+    claim_slots(t, span, m.lane, m.lanes);
+    return;
+  }
   uint32_t group = 0;
   int64_t item = 0;
   int room = 0;
@@ -22,8 +26,7 @@ static __device__ __noinline__ void leave_group(const Task &t, Span span, int la
     list_group(t, span, group, item, m.lane, m.lanes);
     return;
   }
-  int64_t end = min(item + chunks_of(span), t.list.most); // what was claimed without room must not be read as it is
-  for (int64_t i = item + m.lane; i < end; i += m.lanes) t.list.items[i] = LongItem{NOT_LISTED, 0};
+  give_up(t, item, chunks_of(span), m.lane, m.lanes);
 }
 
 // Whether a group is too long for one rower. `given` is the kernel's own parameter.
@@ -58,6 +61,7 @@ __global__ void __launch_bounds__(WALKERS, Blocks<E, Op, USUAL>::EACH) walk_grou
   int64_t all = t.groups * t.batch;
   for (int64_t base = (int64_t)blockIdx.x * rowers; base < all; base += (int64_t)gridDim.x * rowers) {
     int64_t g = base + m.number;
+    if (USUAL == BY_INDEX && t.bag_length < 0) ask_for_indices(t, m, min(g, all - 1));
     Span span = span_of(t, min(g, all - 1));
     bool takes = g < all && !is_long(given, span);
     int places = takes ? (int)(span.end - span.start) : 0, longest = most_of_warp(places);
@@ -75,7 +79,7 @@ __global__ void __launch_bounds__(WALKERS, Blocks<E, Op, USUAL>::EACH) walk_grou
 
 // ---- Short groups: plain sums of a few rows ----
 
-enum { SHORT_GROUPS = 8, SHORT_PLACES = 64, NO_GROUP = 255 };
+enum { SHORT_GROUPS = 8, SHORT_PLACES = 64, NO_GROUP = 255, SHORT_WALKERS = 64 };
 
 // The groups of one rower, in shared memory: their rows one behind the other, and which group ends with each.
 struct ShortGroups {
@@ -83,16 +87,20 @@ struct ShortGroups {
   uint8_t ends[SHORT_PLACES];
   int start[SHORT_GROUPS];
   uint8_t length[SHORT_GROUPS]; // NO_GROUP: there is none
-  uint8_t begin[SHORT_GROUPS];  // in the stream
+  uint8_t unused[8];            // to a multiple of 16 bytes
 };
 
 static_assert(sizeof(ShortGroups) % 16 == 0, "refs are loaded sixteen bytes at a time");
 
-// Where the rows of the rower's groups lie, if there are not too many for that; returns how many, or -1.
+// Where the rows of the rower's groups lie, if there are not too many for that; returns how many, or -1. Where groups
+// are of one length, as is usual, the first places are known before the offsets are: these are asked for with them.
 template <class E>
 __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortGroups *own, int64_t first,
                                             unsigned *empty)
 {
+  int64_t guess = min(first * t.guess_length + m.lane, t.entries - 1);
+  uint32_t guessed = no_row<true>();
+  if (t.guess_length > 0) guessed = (uint32_t)decode_place<E, true>(t, 0, guess).ref;
   bool fits = true;
   for (int k = m.lane; k < SHORT_GROUPS; k += m.lanes) {
     int64_t g = first + k;
@@ -104,26 +112,30 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
     own->length[k] = (uint8_t)min(length, (int64_t)NO_GROUP);
   }
   __syncwarp();
-  int total = 0;
+  int begin[SHORT_GROUPS], total = 0;
   *empty = 0;
 #pragma unroll
   for (int k = 0; k < SHORT_GROUPS; k++) {
     int length = own->length[k];
-    if (m.lane == 0) own->begin[k] = (uint8_t)total;
+    begin[k] = total;
     total += length == NO_GROUP ? 0 : length;
     *empty |= (unsigned)(length == 0) << k;
   }
   fits &= total <= SHORT_PLACES;
   if (__any_sync(0xffffffffu, !fits)) return -1;
-  for (int i = m.lane; i < SHORT_PLACES; i += m.lanes) own->ref[i] = no_row<true>(), own->ends[i] = NO_GROUP;
-  __syncwarp();
+  int whole = (most_of_warp(total) + IN_FLIGHT - 1) & -IN_FLIGHT;
 #pragma unroll 1
-  for (int k = m.lane; k < SHORT_GROUPS; k += m.lanes) {
-    int length = own->length[k] == NO_GROUP ? 0 : own->length[k], begin = own->begin[k];
-    for (int i = 0; i < length; i++) {
-      own->ref[begin + i] = (uint32_t)decode_place<E, true>(t, 0, own->start[k] + i).ref;
-      own->ends[begin + i] = i == length - 1 ? (uint8_t)k : (uint8_t)NO_GROUP;
-    }
+  for (int i = m.lane; i < whole; i += m.lanes) {
+    int k = 0, from = 0;
+#pragma unroll
+    for (int g = 1; g < SHORT_GROUPS; g++)
+      if (i >= begin[g]) k = g, from = begin[g];
+    int64_t entry = own->start[k] + i - from;
+    uint32_t ref = guessed;
+    if (i < total && (i != m.lane || entry != guess || t.guess_length == 0))
+      ref = (uint32_t)decode_place<E, true>(t, 0, entry).ref;
+    own->ref[i] = i < total ? ref : no_row<true>();
+    own->ends[i] = i < total && i + 1 == from + own->length[k] ? (uint8_t)k : (uint8_t)NO_GROUP;
   }
   __syncwarp();
   return total;
@@ -132,7 +144,7 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
 // Each rower takes eight groups and goes through all their rows in one stream, so that loads are in flight across
 // groups; a result is stored wherever a group ends. (Sixteen rows or fewer are added from left to right.)
 template <class E, int VE, int USUAL>
-__global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 16)
+__global__ void __launch_bounds__(SHORT_WALKERS, sizeof(typename E::acc) == 8 ? 8 : 16)
     sum_short(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
@@ -141,7 +153,7 @@ __global__ void __launch_bounds__(WALKERS, sizeof(typename E::acc) == 8 ? 8 : 16
   extern __shared__ __align__(16) char memory[];
   begin_after(t);
   Team m = team_of(t.lane_bits, 0);
-  int rowers = WALKERS >> t.lane_bits;
+  int rowers = SHORT_WALKERS >> t.lane_bits;
   ShortGroups *own = (ShortGroups *)memory + m.number;
   int64_t first = ((int64_t)blockIdx.x * rowers + m.number) * SHORT_GROUPS;
   unsigned empty;
