@@ -48,7 +48,7 @@ struct LongGroup {
 
 // In large problems kernels list what they leave to walk_chunks: groups, and their chunks one by one. Both are counted
 // in one word; in the next one, what has been taken from it.
-struct LongItem {
+struct alignas(16) LongItem { // stored at once: of ids out of order, many may claim one place
   uint32_t group, chunk; // which of the list, and of its chunks
   int64_t places;        // its first entry, and how many there are (see item_of)
 };
