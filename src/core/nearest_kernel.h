@@ -37,12 +37,8 @@ typedef struct shf_nearest_job {
 enum { SHF_NEAREST_ROWS = 64 };
 typedef uint64_t shf_nearest_fn(const shf_nearest_job *job, int64_t first, int rows, double limit, double *scores);
 
-/* The first of rows first .. last - 1 before which all are farther than `limit`, a number, or an earlier one. */
-typedef int64_t shf_nearest_pass_fn(const shf_nearest_job *job, int64_t first, int64_t last, double limit);
-
 typedef struct shf_nearest_kernel {
   shf_nearest_fn *score;
-  shf_nearest_pass_fn *pass_over; /* NULL: has nothing faster than scoring */
   int (*most_weight)(void); /* the largest weight of a filter; NULL, or 0 on this CPU: takes none */
 } shf_nearest_kernel;
 

@@ -96,10 +96,8 @@ static void search_share(void *context, int thread)
   int64_t last = shf_plan_share(desc->rows, thread + 1, search->threads);
   double scores[SHF_NEAREST_ROWS];
   for (int64_t row = shf_plan_share(desc->rows, thread, search->threads); row < last; row += SHF_NEAREST_ROWS) {
-    double limit = heap->count == heap->room ? heap->at[0].score : NAN;
-    if (search->kernel->pass_over && limit == limit) row = search->kernel->pass_over(&search->job, row, last, limit);
-    if (row == last) break;
     int rows = last - row < SHF_NEAREST_ROWS ? (int)(last - row) : SHF_NEAREST_ROWS;
+    double limit = heap->count == heap->room ? heap->at[0].score : NAN;
     uint64_t scored = search->kernel->score(&search->job, row, rows, limit, scores);
     for (; scored; scored &= scored - 1) {
       int i = __builtin_ctzll(scored);
