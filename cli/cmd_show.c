@@ -219,7 +219,7 @@ static int list_tensors(const show *w)
 static double deviation(const column_block *block)
 {
   double mean = block->sum / (double)block->count, square = block->squares / (double)block->count - mean * mean;
-  return square > 0 ? sqrt(square) : 0;
+  return square > 0 ? sqrt(square) : square <= 0 ? 0 : NAN; /* NaN: of squares beyond f64 */
 }
 
 /* Bins `first` .. `last` that hold anything, and how many of them make one line. */
