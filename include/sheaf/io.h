@@ -132,16 +132,16 @@ SHEAF_API const char *sheaf_io_metadata_of(const sheaf_io_file *file, const char
 
 /* Maps bytes first .. first + bytes - 1 of a tensor's data, for reading; what was mapped before is given up, so a file
  * takes no more memory than its largest window. `*data` lies where the file has it, aligned or not; NULL for 0 bytes. */
-SHEAF_API sheaf_status sheaf_io_window(sheaf_io_file *file, const sheaf_io_tensor *tensor, int64_t first, int64_t bytes,
-                                       const void **data);
+SHEAF_API sheaf_status sheaf_io_window(sheaf_io_file *file, const sheaf_io_tensor *tensor, int64_t first,
+                                       int64_t bytes, const void **data);
 
 /* A file with one tensor, to be written piece by piece. */
 typedef struct sheaf_io_output {
   size_t struct_size;
-  const char *path; /* written atomically, as all files; NULL: */
-  int descriptor;   /* an open file or pipe, which is written to as it is and stays open */
+  const char *path;       /* written atomically, as all files; NULL: */
+  int descriptor;         /* an open file or pipe, which is written to as it is and stays open */
   sheaf_io_format format;
-  sheaf_io_tensor tensor;            /* its data is not looked at */
+  sheaf_io_tensor tensor; /* its data is not looked at */
   const sheaf_io_metadata *metadata; /* safetensors only */
   int64_t metadata_count;
 } sheaf_io_output;
