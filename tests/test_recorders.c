@@ -9,6 +9,7 @@
 #include <jansson.h>
 #include <locale.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
