@@ -52,7 +52,7 @@ void bench_compare_add(json_t *now, json_t *before, const char *path)
     }
   }
   const char *date = text_of(json_object_get(before, "machine"), "date");
-  json_object_set_new(now, "compare", json_pack("{s:s, s:s}", "file", path, "date", date));
+  json_object_set_new(now, "compare", json_pack("{s:o, s:s}", "file", cli_json_text(path), "date", date));
 }
 
 void bench_compare_print(json_t *now)

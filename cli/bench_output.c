@@ -4,6 +4,7 @@
 #endif
 #include "bench_output.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,10 +36,11 @@ int bench_output_give(const bench_output *output, json_t *results)
 {
   int code = CLI_OK;
   if (results && output->command_line && !json_object_get(results, "command"))
-    json_object_set_new(results, "command", json_string(output->command_line));
+    json_object_set_new(results, "command", cli_json_text(output->command_line));
   if (results && output->old) bench_compare_add(results, output->old, output->compare);
   if (results && output->old && !output->json) bench_compare_print(results);
   if (output->report) code = report_write("bench", output->report, "sheaf bench", json_incref(results));
+  if (output->report && code == CLI_OK && !output->json) printf("\nThe page is in %s\n", cli_shown(output->report));
   if (!output->json) {
     json_decref(results);
     return code;

@@ -96,6 +96,10 @@ int cli_parse(const cli_syntax *syntax, int argc, char **argv);
 /* "sheaf COMMAND: text" on stderr. */
 void cli_complain(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Text of others (names in files, paths) for a terminal: control characters and what is no UTF-8 become \x1b and the
+ * like. Valid until the eighth call after it; complaints do it by themselves. */
+const char *cli_shown(const char *text);
+
 /* The library's last error as a complaint; returns CLI_FAILED. */
 int cli_failed(const char *command);
 
@@ -123,6 +127,9 @@ void cli_progress_begin(cli_progress *progress, int64_t rows, int64_t row_bytes,
  * first begin on, so that unfinished files can be taken away. */
 bool cli_progress_step(cli_progress *progress, int64_t done);
 void cli_progress_end(cli_progress *progress);
+
+/* The same wish, for work that shows its progress otherwise: from the first call on. */
+bool cli_stop_wanted(void);
 
 /* ---- The subcommands: argv[0] is the subcommand's name ------------------------------------------------------- */
 

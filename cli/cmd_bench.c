@@ -103,6 +103,7 @@ static void measure_own_ceilings(campaign *s)
   for (int t = 0; t < s->thread_counts; t++)
     for (int k = 0; k < 5; k++)
       for (int r = 0; r < (kinds[k].by_row ? row_count : 1); r++) {
+        if (cli_stop_wanted()) return;
         bench_ceiling *ceiling = &s->report.ceilings[s->report.ceiling_count];
         bench_show_progress("measuring the machine's memory ...");
         if (bench_measure_ceiling(kinds[k].kind, kinds[k].by_row ? rows[r] : 0, &s->table, s->threads[t], &effort,
@@ -157,7 +158,7 @@ static void run_cases(campaign *s, const bench_cases *list)
   for (int i = 0; i < list->count; i++) only_small &= strcmp(list->items[i].suite, "small") == 0;
   if (!only_small) measure_own_ceilings(s);
   if (!s->options->output.json) bench_print_head();
-  for (int i = 0; i < list->count; i++) {
+  for (int i = 0; i < list->count && !cli_stop_wanted(); i++) {
     char line[128];
     snprintf(line, sizeof line, "[%d/%d] %s %s ...", i + 1, list->count, list->items[i].suite, list->items[i].name);
     bench_show_progress(line);
@@ -206,15 +207,20 @@ static int measure_suites(const bench_options *options, const bench_cases *list)
   }
   if (text) bench_print_machine();
   int code = measure_cases(options, list, root), given;
-  if (suite_is_wanted(options, "dispatch") && bench_dispatch_has(filters) &&
+  if (suite_is_wanted(options, "dispatch") && bench_dispatch_has(filters) && !cli_stop_wanted() &&
       bench_dispatch(options->seconds > 0 ? options->seconds
                      : options->quick     ? 0.2
                                           : 2,
                      filters, text, results) != CLI_OK)
     code = CLI_FAILED;
-  if (suite_is_wanted(options, "shard") && bench_shard_has(filters)) {
+  if (suite_is_wanted(options, "shard") && bench_shard_has(filters) && !cli_stop_wanted()) {
     bench_shard_sizes sizes = options->quick ? bench_shard_quick : bench_shard_usual;
     if (bench_shard_alone(&sizes, options->threads, filters, text, results) != CLI_OK) code = CLI_FAILED;
+  }
+  if (cli_stop_wanted()) { /* what has been measured is given all the same, as what it is */
+    cli_complain("bench", "interrupted: the results are not complete");
+    json_object_set_new(root, "stopped", json_true());
+    code = CLI_FAILED;
   }
   given = bench_output_give(&options->output, root);
   return code == CLI_OK ? given : code;

@@ -36,9 +36,8 @@ static bool convert_share(conversion *c, const char *rows, int64_t count, char *
   if (!numbers_convert(from, rows, c->to, out, numbers)) return false;
   if (from == c->to) return true;
   for (int64_t i = 0; i < numbers; i++) {
-    double before = number_at(from, rows, i), after = number_at(c->to, out, i);
-    *changed += before != after && !(isnan(before) && isnan(after));
-    *overflowed += isinf(after) && !isinf(before);
+    *changed += numbers_differ(from, rows, c->to, out, i);
+    *overflowed += isinf(number_at(c->to, out, i)) && !isinf(number_at(from, rows, i));
   }
   return true;
 }
@@ -102,19 +101,20 @@ static int print_report(const conversion *c)
   bool packed = c->table.dtype == SHEAF_INT8 || c->table.dtype == SHEAF_INT4;
   if (c->json && packed)
     return cli_print_json_to(c->command,
-                             json_pack("{s:s, s:s, s:s, s:I, s:I, s:s}", "command", c->command, "from", from, "to", to,
+                             json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "command", c->command, "from", from, "to", to,
                                        "rows", (json_int_t)c->rows, "columns", (json_int_t)c->columns, "output",
-                                       c->output),
+                                       cli_json_text(c->output)),
                              stream);
   if (c->json)
     return cli_print_json_to(c->command,
-                             json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "command", c->command, "from", from,
+                             json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:o}", "command", c->command, "from", from,
                                        "to", to, "rows", (json_int_t)c->rows, "columns", (json_int_t)c->columns,
                                        "changed", (json_int_t)c->changed, "overflowed", (json_int_t)c->overflowed,
-                                       "output", c->output),
+                                       "output", cli_json_text(c->output)),
                              stream);
   if (stream == stderr && c->quiet) return CLI_OK;
-  fprintf(stream, "%s: %lld x %lld, %s to %s", c->output, (long long)c->rows, (long long)c->columns, from, to);
+  fprintf(stream, "%s: %lld x %lld, %s to %s", cli_shown(c->output), (long long)c->rows, (long long)c->columns, from,
+          to);
   if (!packed)
     fprintf(stream, "; %lld numbers changed, %lld became infinite", (long long)c->changed, (long long)c->overflowed);
   fputc('\n', stream);
@@ -150,9 +150,7 @@ static int run_conversion(conversion *c)
 int cmd_convert(int argc, char **argv)
 {
   conversion c = {.command = "convert", .to_choice = -1};
-  const cli_option options[] = {{"--to", CLI_CHOICE, &c.to_choice},
-                                {"--output", CLI_TEXT, &c.output},
-                                WORK_OPTIONS(c)};
+  const cli_option options[] = {{"--to", CLI_CHOICE, &c.to_choice}, {"--output", CLI_TEXT, &c.output}, WORK_OPTIONS(c)};
   const cli_syntax syntax = {"convert", options, CLI_LENGTH(options), &c.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
@@ -170,10 +168,8 @@ int cmd_dequantize(int argc, char **argv)
 {
   static const sheaf_dtype packed[] = {SHEAF_DTYPE_NONE, SHEAF_INT8, SHEAF_INT4};
   conversion c = {.command = "dequantize", .as = -1};
-  const cli_option options[] = {{"--to", CLI_CHOICE, &c.to_choice},
-                                {"--output", CLI_TEXT, &c.output},
-                                PACKED_OPTIONS(c),
-                                WORK_OPTIONS(c)};
+  const cli_option options[] = {
+      {"--to", CLI_CHOICE, &c.to_choice}, {"--output", CLI_TEXT, &c.output}, PACKED_OPTIONS(c), WORK_OPTIONS(c)};
   const cli_syntax syntax = {"dequantize", options, CLI_LENGTH(options), &c.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

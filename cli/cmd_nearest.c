@@ -37,8 +37,11 @@ static int find_row(search *s)
     return CLI_FAILED;
   }
   if (s->row >= 0 && s->row < s->table.rows) return CLI_GO_ON;
-  cli_complain(command, "row %lld is outside 0..%lld", is_number ? number : (long long)s->row,
-               (long long)s->table.rows - 1);
+  long long wanted = is_number ? number : (long long)s->row;
+  if (s->table.rows == 0)
+    cli_complain(command, "there is no row %lld: the table has no rows", wanted);
+  else
+    cli_complain(command, "row %lld is outside 0..%lld", wanted, (long long)s->table.rows - 1);
   return CLI_FAILED;
 }
 
@@ -128,15 +131,14 @@ static int print_json(const search *s)
   for (int64_t i = 0; i < s->found; i++) {
     double score = s->best[i].score;
     const char *name = row_names_at(&s->names, s->best[i].row);
-    json_t *item = json_pack("{s:I, s:o}", "row", (json_int_t)s->best[i].row, "score",
-                             score == score && score - score == 0 ? json_real(score) : json_null());
-    if (name) json_object_set_new(item, "name", json_string(name));
+    json_t *item = json_pack("{s:I, s:o}", "row", (json_int_t)s->best[i].row, "score", cli_json_real(score));
+    if (name) json_object_set_new(item, "name", cli_json_text(name));
     json_array_append_new(list, item);
   }
   json_t *root =
-      json_pack("{s:s, s:s, s:I, s:I, s:s, s:o}", "table", s->table_text, "dtype", sheaf_dtype_name(s->table.dtype),
-                "rows", (json_int_t)s->table.rows, "columns", (json_int_t)s->table.dim, "metric",
-                sheaf_metric_name((sheaf_metric)s->metric), "nearest", list);
+      json_pack("{s:o, s:s, s:I, s:I, s:s, s:o}", "table", cli_json_text(s->table_text), "dtype",
+                sheaf_dtype_name(s->table.dtype), "rows", (json_int_t)s->table.rows, "columns",
+                (json_int_t)s->table.dim, "metric", sheaf_metric_name((sheaf_metric)s->metric), "nearest", list);
   if (s->row >= 0) json_object_set_new(root, "row", json_integer(s->row));
   return cli_print_json(command, root);
 }
@@ -144,18 +146,18 @@ static int print_json(const search *s)
 static int print_text(const search *s)
 {
   const char *own = s->row >= 0 ? row_names_at(&s->names, s->row) : NULL;
-  printf("%s: %lld rows of %lld %s; nearest to ", s->table_text, (long long)s->table.rows, (long long)s->table.dim,
-         sheaf_dtype_name(s->table.dtype));
+  printf("%s: %lld rows of %lld %s; nearest to ", cli_shown(s->table_text), (long long)s->table.rows,
+         (long long)s->table.dim, sheaf_dtype_name(s->table.dtype));
   if (s->row >= 0)
-    printf("row %lld%s%s by ", (long long)s->row, own ? " " : "", own ? own : "");
+    printf("row %lld%s%s by ", (long long)s->row, own ? " " : "", own ? cli_shown(own) : "");
   else
-    printf("%s by ", s->query_path);
+    printf("%s by ", cli_shown(s->query_path));
   printf("%s\n%4s %10s  %12s%s\n", sheaf_metric_name((sheaf_metric)s->metric), "", "row", "score",
          s->names_path ? "  name" : "");
   for (int64_t i = 0; i < s->found; i++) {
     const char *name = row_names_at(&s->names, s->best[i].row);
     printf("%4lld %10lld  %12.9g%s%s\n", (long long)i + 1, (long long)s->best[i].row, s->best[i].score,
-           name ? "  " : "", name ? name : "");
+           name ? "  " : "", name ? cli_shown(name) : "");
   }
   return CLI_OK;
 }
@@ -164,15 +166,19 @@ int cmd_nearest(int argc, char **argv)
 {
   static const sheaf_dtype packed[] = {SHEAF_DTYPE_NONE, SHEAF_INT8, SHEAF_INT4};
   search s = {.count = 10, .as = -1, .row = -1};
-  const cli_option options[] = {{"--row", CLI_TEXT, &s.row_text},     {"--query", CLI_TEXT, &s.query_path},
-                                {"--count", CLI_COUNT, &s.count},     {"--metric", CLI_CHOICE, &s.metric},
-                                {"--names", CLI_TEXT, &s.names_path}, PACKED_OPTIONS(s),
+  const cli_option options[] = {{"--row", CLI_TEXT, &s.row_text},
+                                {"--query", CLI_TEXT, &s.query_path},
+                                {"--count", CLI_COUNT, &s.count},
+                                {"--metric", CLI_CHOICE, &s.metric},
+                                {"--names", CLI_TEXT, &s.names_path},
+                                PACKED_OPTIONS(s),
                                 WORK_OPTIONS(s)};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), &s.table_text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;
   if (!s.table_text) return cli_misused(command, "no table is given");
-  if (s.row_text && s.query_path) return cli_misused(command, "--row and --query are both given; one of them is needed");
+  if (s.row_text && s.query_path)
+    return cli_misused(command, "--row and --query are both given; one of them is needed");
   if (!s.row_text && !s.query_path) return cli_misused(command, "either --row or --query is needed");
   code = table_open(&s.table, command, s.table_text, packed[s.as + 1], s.dim);
   if (code == CLI_GO_ON && s.names_path) code = row_names_read(&s.names, command, s.names_path);

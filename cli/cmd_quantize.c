@@ -22,8 +22,8 @@ typedef struct packing_error {
   double square, value_square; /* sums over all numbers: of the error, of the value */
   double most;                 /* the largest error */
   int64_t most_row;
-  double cosine; /* sum over rows of the cosine between before and after; rows of zeros count as 1 */
-  char fault[256];
+  double cosine;     /* sum over rows of the cosine between before and after; rows of zeros count as 1 */
+  char fault[256];   /* "holds inf in column 3; ...", what is wrong with */
   int64_t fault_row; /* -1: none */
 } packing_error;
 
@@ -34,11 +34,29 @@ static DLTensor matrix(void *data, sheaf_dtype dtype, int64_t *shape)
   return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = 2, .dtype = sheaf_dtype_to_dl(dtype), .shape = shape};
 }
 
-static void measure_row(const float *before, const float *after, int64_t dim, int64_t row, packing_error *error)
+/* Rows are finite, but their range may be beyond what scale and bias can hold; then they cannot be read back. */
+static void note_lost(const packing *p, const float *before, int64_t row, packing_error *error)
+{
+  float least = before[0], most = before[0];
+  for (int64_t d = 1; d < p->table.dim; d++) {
+    least = before[d] < least ? before[d] : least;
+    most = before[d] > most ? before[d] : most;
+  }
+  error->fault_row = row;
+  snprintf(error->fault, sizeof error->fault, "ranges from %g to %g, which %s rows cannot hold", (double)least,
+           (double)most, sheaf_dtype_name(p->to));
+}
+
+static void measure_row(const packing *p, const float *before, const float *after, int64_t row, packing_error *error)
 {
   double dot = 0, own = 0, other = 0;
+  int64_t dim = p->table.dim;
   for (int64_t d = 0; d < dim; d++) {
     double x = (double)before[d], y = (double)after[d], gap = fabs(x - y);
+    if (!isfinite(y)) {
+      if (error->fault_row < 0) note_lost(p, before, row, error);
+      return;
+    }
     error->square += gap * gap;
     own += x * x;
     other += y * y;
@@ -64,10 +82,15 @@ static void pack_block(const packing *p, const char *rows, int64_t first, int64_
   fine = fine && sheaf_dequantize_rows(p->to, &packed_operand, &plain_operand) == SHEAF_OK;
   if (!fine) {
     int64_t row = sheaf_last_error_info().position;
+    const char *place =
+        before ? strstr(sheaf_last_error(), "holds ") : NULL; /* the library counts from the block's start */
     error->fault_row = first + (before && row >= 0 ? row : 0);
-    snprintf(error->fault, sizeof error->fault, "%s", before ? sheaf_last_error() : "out of memory");
+    snprintf(error->fault, sizeof error->fault, "%s",
+             place    ? place
+             : before ? "cannot be packed"
+                      : "needs more memory");
   }
-  for (int64_t i = 0; fine && i < count; i++) measure_row(before + i * dim, after + i * dim, dim, first + i, error);
+  for (int64_t i = 0; fine && i < count; i++) measure_row(p, before + i * dim, after + i * dim, first + i, error);
   free(before);
 }
 
@@ -101,8 +124,7 @@ static bool pack_window(const packing *p, const char *rows, int64_t first, int64
   for (int64_t b = 0; b < blocks; b++) add_error(total, &errors[b]);
   free(errors);
   if (total->fault_row < 0) return true;
-  const char *place = strstr(total->fault, " holds "); /* the library counts rows from the beginning of a block */
-  cli_complain(command, "'%s': row %lld%s", p->text, (long long)total->fault_row, place ? place : ": cannot be packed");
+  cli_complain(command, "'%s': row %lld %s", p->text, (long long)total->fault_row, total->fault);
   return false;
 }
 
@@ -145,23 +167,23 @@ static int print_report(const packing *p, const packing_error *error)
   double relative = error->value_square > 0 ? sqrt(error->square / error->value_square) : 0;
   double cosine = p->table.rows > 0 ? error->cosine / (double)p->table.rows : 1;
   if (p->json) {
-    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:f}", "table", p->text, "from",
-                             sheaf_dtype_name(p->table.dtype), "to", sheaf_dtype_name(p->to), "rows",
-                             (json_int_t)p->table.rows, "columns", (json_int_t)p->table.dim, "bytes_before", before,
-                             "bytes_after", after, "error_rms", rms, "error_relative", relative, "error_max",
-                             error->most, "error_max_row", (json_int_t)error->most_row, "cosine_mean", cosine);
-    if (root && p->output) json_object_set_new(root, "output", json_string(p->output));
+    json_t *root = json_pack(
+        "{s:o, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:f}", "table", cli_json_text(p->text), "from",
+        sheaf_dtype_name(p->table.dtype), "to", sheaf_dtype_name(p->to), "rows", (json_int_t)p->table.rows, "columns",
+        (json_int_t)p->table.dim, "bytes_before", before, "bytes_after", after, "error_rms", rms, "error_relative",
+        relative, "error_max", error->most, "error_max_row", (json_int_t)error->most_row, "cosine_mean", cosine);
+    if (root && p->output) json_object_set_new(root, "output", cli_json_text(p->output));
     return cli_print_json_to(command, root, stream);
   }
   if (stream == stderr && p->quiet) return CLI_OK;
-  fprintf(stream, "%s: %lld rows of %lld %s to %s\n", p->text, (long long)p->table.rows, (long long)p->table.dim,
-          sheaf_dtype_name(p->table.dtype), sheaf_dtype_name(p->to));
+  fprintf(stream, "%s: %lld rows of %lld %s to %s\n", cli_shown(p->text), (long long)p->table.rows,
+          (long long)p->table.dim, sheaf_dtype_name(p->table.dtype), sheaf_dtype_name(p->to));
   fprintf(stream, "size    %.2f MB to %.2f MB, %.2f times smaller\n", before / 1e6, after / 1e6,
           after > 0 ? before / after : 1);
   fprintf(stream, "error   rms %.4g, which is %.3g %% of the values' rms; largest %.4g, in row %lld\n", rms,
           100 * relative, error->most, (long long)error->most_row);
   fprintf(stream, "cosine  %.6f between a row and itself read back, on average\n", cosine);
-  if (p->output && stream == stdout) printf("written to %s\n", p->output);
+  if (p->output && stream == stdout) printf("written to %s\n", cli_shown(p->output));
   return CLI_OK;
 }
 
@@ -190,9 +212,7 @@ static int open_output(const packing *p, result_sink *sink)
 int cmd_quantize(int argc, char **argv)
 {
   packing p = {0};
-  const cli_option options[] = {{"--to", CLI_CHOICE, &p.to_choice},
-                                {"--output", CLI_TEXT, &p.output},
-                                WORK_OPTIONS(p)};
+  const cli_option options[] = {{"--to", CLI_CHOICE, &p.to_choice}, {"--output", CLI_TEXT, &p.output}, WORK_OPTIONS(p)};
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), &p.text, 1};
   int code = cli_parse(&syntax, argc, argv);
   if (code != CLI_GO_ON) return code;

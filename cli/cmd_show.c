@@ -202,22 +202,24 @@ static int list_tensors(const show *w)
     print_shape(tensor, shape, sizeof shape);
     bytes += (double)tensor->bytes;
     if (!w->json)
-      printf("%-5s %-22s %10.2f MB  %s\n", type_name(tensor->dtype), shape, (double)tensor->bytes / 1e6, tensor->name);
+      printf("%-5s %-22s %10.2f MB  %s\n", type_name(tensor->dtype), shape, (double)tensor->bytes / 1e6,
+             cli_shown(tensor->name));
     else
-      json_array_append_new(list,
-                            json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "dtype", type_name(tensor->dtype),
-                                      "shape", shape_to_json(tensor), "bytes", (json_int_t)tensor->bytes));
+      json_array_append_new(list, json_pack("{s:o, s:s, s:o, s:I}", "name", cli_json_text(tensor->name), "dtype",
+                                            type_name(tensor->dtype), "shape", shape_to_json(tensor), "bytes",
+                                            (json_int_t)tensor->bytes));
   }
-  if (w->json) return cli_print_json(command, json_pack("{s:s, s:o}", "file", w->text, "tensors", list));
+  if (w->json) return cli_print_json(command, json_pack("{s:o, s:o}", "file", cli_json_text(w->text), "tensors", list));
   json_decref(list);
-  printf("%lld tensors, %.2f MB; 'sheaf show %s:NAME' looks into one\n", (long long)count, bytes / 1e6, w->text);
+  printf("%lld tensors, %.2f MB; 'sheaf show %s:NAME' looks into one\n", (long long)count, bytes / 1e6,
+         cli_shown(w->text));
   return CLI_OK;
 }
 
 static double deviation(const column_block *block)
 {
   double mean = block->sum / (double)block->count, square = block->squares / (double)block->count - mean * mean;
-  return square > 0 ? sqrt(square) : 0;
+  return square > 0 ? sqrt(square) : square <= 0 ? 0 : NAN; /* NaN: of squares beyond f64 */
 }
 
 /* Bins `first` .. `last` that hold anything, and how many of them make one line. */
@@ -277,7 +279,8 @@ static int print_text(show *w, const statistics *s)
 {
   char shape[128];
   print_shape(w->table.tensor, shape, sizeof shape);
-  printf("%s: %s %s, %.2f MB\n", w->text, type_name(w->table.dtype), shape, (double)w->table.tensor->bytes / 1e6);
+  printf("%s: %s %s, %.2f MB\n", cli_shown(w->text), type_name(w->table.dtype), shape,
+         (double)w->table.tensor->bytes / 1e6);
   if (w->table.dtype == SHEAF_INT8 || w->table.dtype == SHEAF_INT4)
     printf("packed rows of %lld columns\n", (long long)w->table.dim);
   print_rows_with("with NaN:", s->nan_rows, s->nan_first);
@@ -308,9 +311,9 @@ static json_t *blocks_to_json(const show *w, const statistics *s)
         json_pack("{s:I, s:I, s:I}", "first_column", (json_int_t)(w->table.dim * b / w->block_count), "last_column",
                   (json_int_t)(w->table.dim * (b + 1) / w->block_count - 1), "finite", (json_int_t)block->count);
     if (block->count)
-      json_object_update_new(item, json_pack("{s:f, s:f, s:f, s:f}", "least", block->least, "mean",
-                                             block->sum / (double)block->count, "greatest", block->most, "deviation",
-                                             deviation(block)));
+      json_object_update_new(item, json_pack("{s:o, s:o, s:o, s:o}", "least", cli_json_real(block->least), "mean",
+                                             cli_json_real(block->sum / (double)block->count), "greatest",
+                                             cli_json_real(block->most), "deviation", cli_json_real(deviation(block))));
     json_array_append_new(list, item);
   }
   return list;
@@ -328,13 +331,13 @@ static json_t *norms_to_json(const statistics *s)
 
 static int print_json(const show *w, const statistics *s)
 {
-  return cli_print_json(command,
-                        json_pack("{s:s, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "file", w->text, "name",
-                                  w->table.tensor->name, "dtype", type_name(w->table.dtype), "shape",
-                                  shape_to_json(w->table.tensor), "columns", (json_int_t)w->table.dim, "bytes",
-                                  (json_int_t)w->table.tensor->bytes, "nan_rows", (json_int_t)s->nan_rows,
-                                  "infinite_rows", (json_int_t)s->infinite_rows, "zero_rows", (json_int_t)s->zero_rows,
-                                  "column_blocks", blocks_to_json(w, s), "norms", norms_to_json(s)));
+  return cli_print_json(
+      command, json_pack("{s:o, s:o, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "file", cli_json_text(w->text),
+                         "name", cli_json_text(w->table.tensor->name), "dtype", type_name(w->table.dtype), "shape",
+                         shape_to_json(w->table.tensor), "columns", (json_int_t)w->table.dim, "bytes",
+                         (json_int_t)w->table.tensor->bytes, "nan_rows", (json_int_t)s->nan_rows, "infinite_rows",
+                         (json_int_t)s->infinite_rows, "zero_rows", (json_int_t)s->zero_rows, "column_blocks",
+                         blocks_to_json(w, s), "norms", norms_to_json(s)));
 }
 
 /* Packed rows count as what they stand for; any tensor is shown as rows of its last dimension. */

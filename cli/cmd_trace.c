@@ -125,10 +125,11 @@ static json_t *ops_to_json(const trace *t, const trace_op *const *sorted)
   for (int i = 0; i < t->op_count; i++) all += sorted[i]->time;
   for (int i = 0; i < t->op_count; i++) {
     const trace_op *op = sorted[i];
-    json_array_append_new(list, json_pack("{s:s, s:s, s:I, s:f, s:f, s:f, s:f}", "op", op->name, "kernel", op->kernel,
-                                          "calls", (json_int_t)op->calls, "total_us", op->time, "mean_us",
-                                          op->time / (double)op->calls, "share", all > 0 ? op->time / all : 0, "gbps",
-                                          speed(op)));
+    json_array_append_new(list,
+                          json_pack("{s:s, s:s, s:I, s:o, s:o, s:o, s:o}", "op", op->name, "kernel", op->kernel,
+                                    "calls", (json_int_t)op->calls, "total_us", cli_json_real(op->time), "mean_us",
+                                    cli_json_real(op->time / (double)op->calls), "share",
+                                    cli_json_real(all > 0 ? op->time / all : 0), "gbps", cli_json_real(speed(op))));
   }
   return list;
 }
@@ -145,21 +146,23 @@ static int write_page(trace *t, const trace_op *const *sorted, const char *file,
   }
   for (int i = 0; i < t->op_count; i++) json_array_append_new(names, json_string(t->ops[i].name));
   for (int i = 0; i < t->thread_count; i++) json_array_append_new(threads, json_integer(t->threads[i]));
-  json_t *page = json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:o, s:o, s:o, s:o}", "kind", "trace", "file", file,
-                           "command", line ? line : "", "count", (json_int_t)t->count, "begin", t->begin, "end", t->end,
+  json_t *page = json_pack("{s:s, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "kind", "trace", "file",
+                           cli_json_text(file), "command", cli_json_text(line ? line : ""), "count",
+                           (json_int_t)t->count, "begin", cli_json_real(t->begin), "end", cli_json_real(t->end),
                            "events", events, "names", names, "threads", threads, "ops", ops_to_json(t, sorted));
   return report_write(command, path, file, page);
 }
 
 static int print_table(const trace *t, const trace_op *const *sorted, const char *file)
 {
-  printf("%s: %lld calls of %d ops on %d thread%s, %.3f ms from first to last\n", file, (long long)t->count,
+  printf("%s: %lld calls of %d ops on %d thread%s, %.3f ms from first to last\n", cli_shown(file), (long long)t->count,
          t->op_count, t->thread_count, t->thread_count == 1 ? "" : "s", (t->end - t->begin) / 1e3);
   if (t->others) printf("%lld entries that are no complete events are passed over\n", (long long)t->others);
   printf("%-26s %-40s %10s %12s %12s %10s\n", "op", "last kernel", "calls", "total us", "us a call", "GB/s");
   for (int i = 0; i < t->op_count; i++)
-    printf("%-26s %-40s %10lld %12.1f %12.2f %10.2f\n", sorted[i]->name, *sorted[i]->kernel ? sorted[i]->kernel : "-",
-           (long long)sorted[i]->calls, sorted[i]->time, sorted[i]->time / (double)sorted[i]->calls, speed(sorted[i]));
+    printf("%-26s %-40s %10lld %12.1f %12.2f %10.2f\n", cli_shown(sorted[i]->name),
+           *sorted[i]->kernel ? cli_shown(sorted[i]->kernel) : "-", (long long)sorted[i]->calls, sorted[i]->time,
+           sorted[i]->time / (double)sorted[i]->calls, speed(sorted[i]));
   return CLI_OK;
 }
 
@@ -182,9 +185,10 @@ static int view(int argc, char **argv)
     for (int i = 0; i < t->op_count; i++) sorted[i] = &t->ops[i];
     qsort(sorted, (size_t)t->op_count, sizeof *sorted, compare_ops); /* NOLINT(bugprone-sizeof-expression) */
     code = report ? write_page(t, sorted, file, report, line) : CLI_OK;
-    int printed = json ? cli_print_json(command, json_pack("{s:s, s:I, s:o}", "file", file, "calls",
+    int printed = json ? cli_print_json(command, json_pack("{s:o, s:I, s:o}", "file", cli_json_text(file), "calls",
                                                            (json_int_t)t->count, "ops", ops_to_json(t, sorted)))
                        : print_table(t, sorted, file);
+    if (report && code == CLI_OK && !json) printf("\nThe page is in %s\n", cli_shown(report));
     if (code == CLI_OK) code = printed;
   }
   if (t) {

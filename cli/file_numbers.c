@@ -79,6 +79,31 @@ static bool store_number(sheaf_dtype to, void *out, int64_t position, double val
   }
 }
 
+/* An i64 as f64 with the last bit set where digits were lost: rounding that again, to 24 bits or fewer, gives what
+ * rounding once would. */
+static double i64_toward_odd(int64_t value)
+{
+  uint64_t size = value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
+  int lost = size >> 53 ? 11 - __builtin_clzll(size) : 0; /* bits beyond the 53 of an f64 */
+  uint64_t kept = size >> lost;
+  if (kept << lost != size) kept |= 1;
+  double result = ldexp((double)kept, lost);
+  return value < 0 ? -result : result;
+}
+
+static double number_to_round(sheaf_dtype from, const void *data, sheaf_dtype to, int64_t position)
+{
+  if (from == SHEAF_I64 && to != SHEAF_F64) return i64_toward_odd(((const int64_t *)data)[position]);
+  return number_at(from, data, position);
+}
+
+bool numbers_differ(sheaf_dtype from, const void *data, sheaf_dtype to, const void *out, int64_t position)
+{
+  double before = number_at(from, data, position), after = number_at(to, out, position);
+  if (from != SHEAF_I64 || !is_float_dtype(to)) return before != after && !(isnan(before) && isnan(after));
+  return !(after >= -0x1p63 && after < 0x1p63) || (int64_t)after != ((const int64_t *)data)[position];
+}
+
 bool numbers_convert(sheaf_dtype from, const void *data, sheaf_dtype to, void *out, int64_t count)
 {
   if (from == to) {
@@ -90,7 +115,7 @@ bool numbers_convert(sheaf_dtype from, const void *data, sheaf_dtype to, void *o
       int64_t value = ((const int64_t *)data)[i];
       if (value != (int32_t)value) return false;
       ((int32_t *)out)[i] = (int32_t)value;
-    } else if (!store_number(to, out, i, number_at(from, data, i))) {
+    } else if (!store_number(to, out, i, number_to_round(from, data, to, i))) {
       return false;
     }
   }

@@ -2,17 +2,21 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "files.h"
 
-/* "3,1,42": nothing but numbers and commas. */
+/* "3,1,42", or what begins so: no file of that name is there, and it is no path. */
 static bool is_list(const char *text)
 {
-  return *text && strspn(text, "0123456789,-") == strlen(text) && strcmp(text, "-") != 0;
+  size_t numbers = strspn(text, "0123456789,-");
+  if (numbers == 0 || strcmp(text, "-") == 0) return false;
+  return !text[numbers] || (strchr(text, ',') && !strpbrk(text, "./:") && access(text, F_OK) != 0);
 }
 
 static int read_list(whole_operand *operand, const char *command, const char *text)
 {
+  const char *all = text;
   int64_t count = 1;
   for (const char *c = text; *c; c++) count += *c == ',';
   operand->list = malloc((size_t)count * sizeof *operand->list);
@@ -25,7 +29,8 @@ static int read_list(whole_operand *operand, const char *command, const char *te
     errno = 0;
     operand->list[i] = strtoll(text, &end, 10);
     if (end == text || errno || (*end && *end != ','))
-      return cli_misused(command, "'%s' is neither a file nor a list of numbers", text);
+      return cli_misused(command, "'%s' is neither a file nor a list of numbers: '%.*s' is none", all,
+                         (int)strcspn(text, ","), text);
     text = end + 1;
   }
   operand->dtype = SHEAF_I64;

@@ -1,5 +1,4 @@
 /* cli/file_result.c: where results go: a file, stdout as npy, or the terminal as text or JSON. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -53,10 +52,7 @@ static void print_row(const result_sink *sink, const char *row)
 static json_t *row_to_json(const result_sink *sink, const char *row)
 {
   json_t *array = json_array();
-  for (int64_t d = 0; d < sink->dim; d++) {
-    double value = number_at(sink->dtype, row, d);
-    json_array_append_new(array, isfinite(value) ? json_real(value) : json_null());
-  }
+  for (int64_t d = 0; d < sink->dim; d++) json_array_append_new(array, cli_json_real(number_at(sink->dtype, row, d)));
   return array;
 }
 
@@ -125,7 +121,7 @@ static json_t *report_to_json(const result_sink *sink, const result_shape *shape
     json_object_set_new(root, "first_bad_index", json_integer(bad->value));
   }
   if (sink->path)
-    json_object_set_new(root, "output", json_string(sink->path));
+    json_object_set_new(root, "output", cli_json_text(sink->path));
   else
     json_object_set(root, "values", sink->values);
   return root;
@@ -139,7 +135,7 @@ int result_report(const result_sink *sink, const result_shape *shape, const bad_
   int64_t rows = 1;
   for (int i = 0; i + 1 < shape->rank; i++) rows *= shape->shape[i];
   if (sink->path && stream == stdout)
-    printf("%s: %lld row%s of %lld %s\n", sink->path, (long long)rows, rows == 1 ? "" : "s",
+    printf("%s: %lld row%s of %lld %s\n", cli_shown(sink->path), (long long)rows, rows == 1 ? "" : "s",
            (long long)shape->shape[shape->rank - 1], sheaf_dtype_name(shape->dtype));
   return CLI_OK;
 }

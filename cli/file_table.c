@@ -31,6 +31,12 @@ void *rows_memory(int64_t rows, int64_t row_bytes)
 /* All of stdin, which cannot be mapped. */
 static int read_input(table_file *table)
 {
+  static bool taken;
+  if (taken) {
+    cli_complain(table->command, "'-' is given twice; stdin holds one npy");
+    return CLI_FAILED;
+  }
+  taken = true;
   size_t room = 1 << 20, used = 0;
   char *input = malloc(room);
   while (input) {
@@ -275,7 +281,8 @@ int table_open(table_file *table, const char *command, const char *text, sheaf_d
 
 int64_t table_window(const table_file *table)
 {
-  int64_t rows = window_bytes() / (table->row_bytes > 0 ? table->row_bytes : 64); /* rows without columns have ends, too */
+  int64_t rows =
+      window_bytes() / (table->row_bytes > 0 ? table->row_bytes : 64); /* rows without columns have ends, too */
   return rows > 0 ? rows : 1;
 }
 

@@ -92,6 +92,9 @@ double number_at(sheaf_dtype dtype, const void *data, int64_t position);
 bool numbers_convert(sheaf_dtype from, const void *data, sheaf_dtype to, void *out, int64_t count);
 bool is_float_dtype(sheaf_dtype dtype);
 
+/* Whether a converted number is another one than it was; NaN stays NaN. */
+bool numbers_differ(sheaf_dtype from, const void *data, sheaf_dtype to, const void *out, int64_t position);
+
 /* Rows of a table as f32 (from packed rows too). */
 bool rows_to_f32(const table_file *table, const char *rows, int64_t count, float *out);
 

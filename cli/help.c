@@ -65,7 +65,7 @@ void cli_print_command_help(const cli_command *command, FILE *stream)
 
 void cli_print_help(FILE *stream)
 {
-  fputs("Usage: sheaf COMMAND [ARGUMENTS]\n       sheaf --help | --version | --man\n\n"
+  fputs("Usage: sheaf COMMAND [ARGUMENTS]\n       sheaf help [COMMAND] | --version | --man\n\n"
         "Sheaf computes on embedding tables: lookups, bags and segment reductions.\n\nCommands:\n",
         stream);
   for (int i = 0; i < cli_command_count; i++)

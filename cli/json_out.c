@@ -2,6 +2,7 @@
 #include "json_out.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,9 +19,11 @@ int cli_print_json_to(const char *command, json_t *root, FILE *stream)
     return CLI_OK;
   }
   /* A write that failed is reported by main, once for all output. */
-  if (!ferror(stream)) cli_complain(command, "no JSON could be made of it: out of memory, or a path that is not UTF-8");
+  if (!ferror(stream)) cli_complain(command, "no JSON could be made of it: out of memory");
   return CLI_FAILED;
 }
+
+json_t *cli_json_real(double number) { return isfinite(number) ? json_real(number) : json_null(); }
 
 json_t *cli_read_json(const char *command, const char *path)
 {

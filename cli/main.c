@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <sheaf/sheaf.h>
 
@@ -29,6 +30,21 @@ static int unknown_word(const char *name)
   return cli_unknown("", "command", name, names, count);
 }
 
+/* `sheaf help`, `sheaf help shard plan`: as `sheaf shard plan --help`. */
+static int help(int count, char **words)
+{
+  char name[64] = "";
+  size_t used = 0;
+  for (int i = 0; i < count && used < sizeof name; i++)
+    used += (size_t)snprintf(name + used, sizeof name - used, "%s%s", i ? " " : "", words[i]);
+  const cli_command *command = cli_find_command(name);
+  if (count == 0)
+    cli_print_help(stdout);
+  else if (command)
+    cli_print_command_help(command, stdout);
+  return count == 0 || command ? CLI_OK : unknown_word(name);
+}
+
 static int run_command(int argc, char **argv)
 {
   if (argc < 2) {
@@ -40,16 +56,32 @@ static int run_command(int argc, char **argv)
     cli_print_help(stdout);
     return CLI_OK;
   }
-  if (strcmp(name, "--version") == 0) return print_version();
+  if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) return print_version();
+  if (strcmp(name, "help") == 0) return help(argc - 2, argv + 2);
   if (strcmp(name, "--man") == 0) return cli_print_manual();
   const cli_command *command = cli_find_command(name);
   return command && command->run ? command->run(argc - 1, argv + 1) : unknown_word(name);
 }
 
+#ifdef SIGBUS
+/* A mapped file has become shorter than it was, or cannot be read: nothing that was read of it is to be used. */
+static void lost_file(int signal_number)
+{
+  static const char text[] = "sheaf: a file was cut short, or could not be read, while it was in use\n";
+  (void)signal_number;
+  ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+  (void)written;
+  _exit(CLI_FAILED);
+}
+#endif
+
 int main(int argc, char **argv)
 {
 #ifdef SIGXFSZ
   signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is an error to be told, not the end */
+#endif
+#ifdef SIGBUS
+  signal(SIGBUS, lost_file);
 #endif
   int code = run_command(argc, argv);
   errno = 0;

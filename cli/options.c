@@ -1,4 +1,7 @@
 /* cli/options.c: reads command lines, says what is wrong with them. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* vasprintf */
+#endif
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -8,10 +11,13 @@
 
 #include "cli_impl.h"
 
+/* One line, whatever is in the names and paths of which it is made. */
 static void print_complaint(const char *command, const char *format, va_list values)
 {
-  fprintf(stderr, "sheaf%s%s: ", *command ? " " : "", command);
-  vfprintf(stderr, format, values);
+  char *text = NULL;
+  if (vasprintf(&text, format, values) < 0) text = NULL;
+  fprintf(stderr, "sheaf%s%s: %s", *command ? " " : "", command, text ? cli_shown(text) : format);
+  free(text);
 }
 
 void cli_complain(const char *command, const char *format, ...)

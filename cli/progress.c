@@ -20,6 +20,9 @@ static void note_stop(int signal_number)
 /* A second signal ends the program as usual. */
 static void watch_signals(void)
 {
+  static bool watched;
+  if (watched) return;
+  watched = true;
   static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
   for (int i = 0; i < CLI_LENGTH(signals); i++) {
     struct sigaction action, old;
@@ -28,6 +31,12 @@ static void watch_signals(void)
     action.sa_flags = (int)SA_RESETHAND;
     if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler == SIG_DFL) sigaction(signals[i], &action, NULL);
   }
+}
+
+bool cli_stop_wanted(void)
+{
+  watch_signals();
+  return stopped;
 }
 
 void cli_progress_begin(cli_progress *progress, int64_t rows, int64_t row_bytes, int quiet)

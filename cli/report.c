@@ -81,7 +81,7 @@ int report_write(const char *command, const char *path, const char *title, json_
   char *json = data ? json_dumps(data, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
   json_decref(data);
   if (!json) {
-    cli_complain(command, "no page could be made: out of memory, or a path that is not UTF-8");
+    cli_complain(command, "no page could be made: out of memory");
     return CLI_FAILED;
   }
   int error = write_file(path, title, json);
@@ -91,18 +91,34 @@ int report_write(const char *command, const char *path, const char *title, json_
   return CLI_FAILED;
 }
 
+/* A word as a shell reads it, four times its length and two quotes at the most; returns its end. */
+static char *put_word(char *out, const char *word)
+{
+  static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%";
+  size_t length = strlen(word);
+  if (length > 0 && strspn(word, plain) == length) return (char *)memcpy(out, word, length) + length;
+  *out++ = '\'';
+  for (; *word; word++) {
+    if (*word == '\'') /* ends the quotes, stands alone, and begins them again */
+      out = (char *)memcpy(out, "'\\''", 4) + 4;
+    else
+      *out++ = *word;
+  }
+  *out++ = '\'';
+  return out;
+}
+
 char *report_command_line(int argc, char **argv)
 {
   size_t room = 16;
-  for (int i = 0; i < argc; i++) room += strlen(argv[i]) + 3;
+  for (int i = 0; i < argc; i++) room += 4 * strlen(argv[i]) + 3;
   char *line = malloc(room);
   if (!line) return NULL;
-  size_t used = (size_t)snprintf(line, room, "sheaf");
+  char *out = line + snprintf(line, room, "sheaf");
   for (int i = 0; i < argc; i++) {
-    bool plain =
-        *argv[i] &&
-        strspn(argv[i], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%") == strlen(argv[i]);
-    used += (size_t)snprintf(line + used, room - used, plain ? " %s" : " '%s'", argv[i]);
+    *out++ = ' ';
+    out = put_word(out, argv[i]);
   }
+  *out = '\0';
   return line;
 }

@@ -63,11 +63,29 @@ static int split_lines(row_names *names, const char *command, size_t bytes)
   return CLI_GO_ON;
 }
 
-static bool set_name(row_names *names, int64_t row, const char *name)
+/* Room for the names of rows 0 .. row. */
+static bool make_room(row_names *names, int64_t row)
 {
-  if (row < 0 || row >= names->count || names->at[row]) return true; /* a second name of a row is passed over */
-  names->at[row] = strdup(name);
-  return names->at[row];
+  if (row >= names->room) {
+    int64_t room = row < 512 ? 1024 : 2 * row;
+    char **larger = realloc(names->at, (size_t)room * sizeof *larger);
+    if (!larger) return false;
+    memset(larger + names->room, 0, (size_t)(room - names->room) * sizeof *larger);
+    names->at = larger;
+    names->room = room;
+  }
+  if (row >= names->count) names->count = row + 1;
+  return true;
+}
+
+/* `row` and `name` are what the file has there, which may be anything; a second name of a row is passed over. */
+static bool set_name(row_names *names, const json_t *row, const char *name)
+{
+  int64_t number = json_is_integer(row) ? json_integer_value(row) : -1;
+  if (!name || number < 0 || number >= MOST_NAMES) return true;
+  if (!make_room(names, number)) return false;
+  if (!names->at[number]) names->at[number] = strdup(name);
+  return names->at[number];
 }
 
 /* {"name": row, ...} */
@@ -77,14 +95,7 @@ static int from_object(row_names *names, const char *command, json_t *object)
   json_t *value;
   json_object_foreach(object, name, value)
   {
-    int64_t row = json_is_integer(value) ? json_integer_value(value) : -1;
-    if (row >= 0 && row < MOST_NAMES && row >= names->count) names->count = row + 1;
-  }
-  names->at = calloc((size_t)names->count + 1, sizeof *names->at);
-  if (!names->at) return no_memory(command);
-  json_object_foreach(object, name, value)
-  {
-    if (json_is_integer(value) && !set_name(names, json_integer_value(value), name)) return no_memory(command);
+    if (!set_name(names, value, name)) return no_memory(command);
   }
   return CLI_GO_ON;
 }
@@ -92,13 +103,12 @@ static int from_object(row_names *names, const char *command, json_t *object)
 /* ["name", ...], or [["name", score], ...] as some tokenizers have it. */
 static int from_array(row_names *names, const char *command, json_t *array)
 {
-  names->count = (int64_t)json_array_size(array);
-  names->at = calloc((size_t)names->count + 1, sizeof *names->at);
-  if (!names->at) return no_memory(command);
-  for (int64_t i = 0; i < names->count; i++) {
+  int64_t count = (int64_t)json_array_size(array);
+  if (count > 0 && !make_room(names, count - 1)) return no_memory(command);
+  for (int64_t i = 0; i < count; i++) {
     json_t *item = json_array_get(array, (size_t)i);
     const char *name = json_string_value(json_is_array(item) ? json_array_get(item, 0) : item);
-    if (name && !set_name(names, i, name)) return no_memory(command);
+    if (name && !(names->at[i] = strdup(name))) return no_memory(command);
   }
   return CLI_GO_ON;
 }
@@ -109,13 +119,13 @@ static int from_json(row_names *names, const char *command, const char *path, js
   if (!vocabulary) vocabulary = root;
   int code =
       json_is_object(vocabulary) ? from_object(names, command, vocabulary) : from_array(names, command, vocabulary);
-  json_t *added = json_object_get(root, "added_tokens"), *token; /* tokenizer.json lists special ones apart */
+  /* tokenizer.json lists special ones apart, whose rows may come after all others */
+  json_t *added = vocabulary == root ? NULL : json_object_get(root, "added_tokens"), *token;
   size_t i;
   json_array_foreach(added, i, token)
   {
     const char *name = json_string_value(json_object_get(token, "content"));
-    if (code == CLI_GO_ON && name && !set_name(names, json_integer_value(json_object_get(token, "id")), name))
-      code = no_memory(command);
+    if (code == CLI_GO_ON && !set_name(names, json_object_get(token, "id"), name)) code = no_memory(command);
   }
   if (code == CLI_GO_ON && names->count == 0) {
     cli_complain(command, "'%s' is JSON, but neither a list of names nor an object {name: row}", path);

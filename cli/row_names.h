@@ -7,7 +7,7 @@
 typedef struct row_names {
   char *text; /* the file, or all names of a vocabulary */
   char **at;  /* NULL: the row has none */
-  int64_t count;
+  int64_t count, room;
 } row_names;
 
 /* CLI_GO_ON, or an exit code after a complaint. JSON is a list of names, an object {name: row}, or an object that has

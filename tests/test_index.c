@@ -80,6 +80,43 @@ static void test_what_others_add_is_passed_over(void **state)
   sheaf_safetensors_index_close(index);
 }
 
+/* What nobody asks for has to be JSON all the same. */
+static void test_what_others_add_is_json(void **state)
+{
+  (void)state;
+  static const char *const right[] = {"-0",    "0.5e+10",
+                                      "1E-2",  "\"\\u00e9\"",
+                                      "[]",    "{}",
+                                      "[[]]",  "{\"a\": {\"b\": [{}, 1]}}",
+                                      "false", "[null, [true], {\"x\": -1.25}]"};
+  static const char *const wrong[] = {"01",    "1.",   ".5",      "+1",     "1e",          "-",        "tru", "nulll",
+                                      "[1 2]", "[1,]", "{\"a\"}", "{1: 2}", "{\"a\": 1,}", "[}",       "{]",  "]",
+                                      "'a'",   "[1",   "NaN",     "",       "\"\t\"",      "truefalse"};
+  char text[256];
+  sheaf_safetensors_index *index;
+  for (int before = 0; before < 2; before++) { /* the map comes after it, or before it */
+    const char *form = before ? "{\"x\": %s, \"weight_map\": {}}" : "{\"weight_map\": {}, \"x\": %s}";
+    for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+      int length = snprintf(text, sizeof text, form, right[i]);
+      assert_int_equal(open_text(text, (size_t)length, &index), SHEAF_OK);
+      sheaf_safetensors_index_close(index);
+    }
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+      int length = snprintf(text, sizeof text, form, wrong[i]);
+      assert_int_equal(open_text(text, (size_t)length, &index), SHEAF_IO);
+    }
+  }
+  for (int depth = 63; depth <= 66; depth++) { /* 64 levels are taken */
+    char brackets[160];
+    memset(brackets, '[', (size_t)depth);
+    memset(brackets + depth, ']', (size_t)depth);
+    brackets[2 * depth] = '\0';
+    int length = snprintf(text, sizeof text, "{\"x\": %s, \"weight_map\": {}}", brackets);
+    assert_int_equal(open_text(text, (size_t)length, &index), depth <= 64 ? SHEAF_OK : SHEAF_IO);
+    sheaf_safetensors_index_close(index);
+  }
+}
+
 static void test_every_cut_is_noticed(void **state)
 {
   (void)state;
@@ -122,6 +159,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_an_index_is_read_as_it_was_written),
       cmocka_unit_test(test_what_others_add_is_passed_over),
+      cmocka_unit_test(test_what_others_add_is_json),
       cmocka_unit_test(test_every_cut_is_noticed),
       cmocka_unit_test(test_wrong_indices_are_refused),
   };

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <jansson.h>
+#include <locale.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -199,6 +200,41 @@ static void test_traces_replay(void **state)
   sheaf_trace_free(graph);
 }
 
+/* Numbers of every kind, also where a comma stands in them (in a locale that has one, if there is any here). */
+static void test_traces_keep_every_number(void **state)
+{
+  (void)state;
+  static const double numbers[] = {0.1, -2.5e-300, 1e300, INFINITY, -INFINITY, NAN, 3};
+  const char *commas[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "de_DE", "C"};
+  for (size_t i = 0; i < sizeof commas / sizeof *commas && !setlocale(LC_NUMERIC, commas[i]); i++) continue;
+  sheaf_tensor *a = tensor_random(SHEAF_F32, SHAPE(2), 1);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    sheaf_trace *graph = NULL, *read = NULL;
+    sheaf_tensor *sum = NULL;
+    expect_ok(sheaf_tracer_begin());
+    tensor_result(sheaf_add(a, a, numbers[i], &sum), &sum);
+    expect_ok(sheaf_tracer_end(&graph));
+    char *json = TEXT_OF(sheaf_trace_json, graph);
+    json_t *parsed = json_loads(json, 0, NULL); /* jansson knows of locales */
+    assert_non_null(parsed);
+    json_t *alpha =
+        json_object_get(json_object_get(json_array_get(json_object_get(parsed, "calls"), 0), "attrs"), "alpha");
+    if (isfinite(numbers[i]))
+      assert_true(json_number_value(alpha) == numbers[i]);
+    else
+      assert_string_equal(json_string_value(alpha), isnan(numbers[i]) ? "nan" : numbers[i] > 0 ? "inf" : "-inf");
+    json_decref(parsed);
+    expect_ok(sheaf_trace_from_json(json, &read));
+    char *again = TEXT_OF(sheaf_trace_json, read);
+    assert_string_equal(again, json);
+    free(again);
+    free(json);
+    sheaf_trace_free(read);
+    sheaf_trace_free(graph);
+  }
+  setlocale(LC_NUMERIC, "C");
+}
+
 /* A whole step of training is traced, backward included, and replayed. */
 static void test_traces_with_gradients(void **state)
 {
@@ -285,6 +321,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       TEST(test_profiles),
       TEST(test_traces_replay),
+      TEST(test_traces_keep_every_number),
       TEST(test_traces_with_gradients),
       TEST(test_calls_within_calls_are_one),
   };

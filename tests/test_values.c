@@ -46,10 +46,10 @@ static void check_info(int64_t position, int64_t value, int64_t count)
 /* Spoils offset i of the last problem and expects its place, its value and `other` in the text. */
 static void wrong_offset(call *c, int64_t i, int64_t value, int64_t other)
 {
-  char place[96];
+  char of[48] = "", place[128];
   int64_t last = c->p->spec.batch ? c->p->spec.batch - 1 : 0, before = get_integer(c, AT_OFFSETS, last, i);
-  snprintf(place, sizeof place, "offsets[%lld] of problem %lld is %lld", (long long)i, (long long)last,
-           (long long)value);
+  if (c->p->spec.batch) snprintf(of, sizeof of, " of problem %lld", (long long)last); /* who has one is told of none */
+  snprintf(place, sizeof place, "offsets[%lld]%s is %lld", (long long)i, of, (long long)value);
   set_integer(c, AT_OFFSETS, last, i, value);
   call_run_refused(c, AT_OFFSETS, INVALID_PROBLEM, place, number(other));
   check_info(i, value, 1);

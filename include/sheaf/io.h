@@ -10,9 +10,10 @@
  * Data lies where the file has it. A safetensors file may have it at any byte, not aligned to its elements; a plan's
  * run then answers MISALIGNED, and the tensor has to be copied first. Files written here are aligned.
  *
- * Writing goes to a temporary file beside the target (`.sheaf-<process>-<number>.tmp`), which is synced and renamed
- * over it only when complete. On failure the temporary file is gone and the target is what it was (but for one
- * failure, which says so: the file is in place and its directory could not be synced). A target that is replaced passes
+ * Writing goes to a temporary file beside the target, which is synced and renamed over it only when complete; until then
+ * it has no name where the file system knows such files (O_TMPFILE), else `.sheaf-<process>-<number>.tmp`. On failure the
+ * temporary file is gone and the target is what it was (but for one failure, which says so: the file is in place and its
+ * directory could not be synced). A target that is replaced passes
  * its permissions on; a symbolic link is replaced by the file, not followed; what is no regular file is left alone.
  */
 #ifndef SHEAF_IO_H

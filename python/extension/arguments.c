@@ -25,10 +25,15 @@ static int find_name(const parameters *p, PyObject *name)
 
 int parse_arguments(parameters *p, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **values)
 {
+  return parse_arguments_of(p, p->function, args, count, names, values);
+}
+
+int parse_arguments_of(parameters *p, const char *function, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                       PyObject **values)
+{
   if (!p->interned[0] && intern_names(p) < 0) return -1;
   if (count > p->positional) {
-    PyErr_Format(PyExc_TypeError, "%s() takes %d arguments by place, %zd were given", p->function, p->positional,
-                 count);
+    PyErr_Format(PyExc_TypeError, "%s() takes %d arguments by place, %zd were given", function, p->positional, count);
     return -1;
   }
   for (int i = 0; i < p->count; i++) values[i] = i < count ? args[i] : NULL;
@@ -37,7 +42,7 @@ int parse_arguments(parameters *p, PyObject *const *args, Py_ssize_t count, PyOb
     PyObject *name = PyTuple_GetItem(names, i);
     int at = find_name(p, name);
     if (at < 0 || values[at]) {
-      PyErr_Format(PyExc_TypeError, at < 0 ? "%s() has no argument '%U'" : "%s() got argument '%U' twice", p->function,
+      PyErr_Format(PyExc_TypeError, at < 0 ? "%s() has no argument '%U'" : "%s() got argument '%U' twice", function,
                    name);
       return -1;
     }
@@ -46,7 +51,7 @@ int parse_arguments(parameters *p, PyObject *const *args, Py_ssize_t count, PyOb
   for (int i = 0; i < p->count; i++) {
     if (values[i] == Py_None) values[i] = NULL;
     if (i < p->required && !values[i]) {
-      PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", p->function, p->names[i]);
+      PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, p->names[i]);
       return -1;
     }
   }

@@ -212,7 +212,8 @@ int array_take(PyObject *object, const char *name, unsigned how, array *a)
     PyErr_Format(PyExc_ValueError, "%s does not lie contiguously (row by row), which is needed to write it", name);
     return array_drop(a), -1;
   }
-  PyObject *copy = ask_kinds(taken ? "contiguous" : "as_array", object, NULL, NULL);
+  const char *usual = !taken && (how & TAKE_ANY) == TAKE_INDEX ? "i64" : NULL;
+  PyObject *copy = ask_kinds(taken ? "contiguous" : "as_array", object, usual, NULL);
   array_drop(a);
   if (!copy) return -1;
   a->object = copy;

@@ -31,7 +31,8 @@ static PyObject *quantize_rows(PyObject *self, PyObject *const *args, Py_ssize_t
   call_begin(&c, SHEAF_OP_QUANTIZE, 1, 1);
   if (call_input(&c, 0, args[0], "rows", TAKE_VALUES) < 0) return call_end(&c, 1);
   if (c.in[0].dl.ndim != 2) {
-    PyErr_Format(PyExc_ValueError, "rows have %d dimensions; 2 are needed", c.in[0].dl.ndim);
+    PyErr_Format(PyExc_ValueError, "rows have %d dimension%s; 2 are needed", c.in[0].dl.ndim,
+                 c.in[0].dl.ndim == 1 ? "" : "s");
     return call_end(&c, 1);
   }
   return run_conversion(&c, dtype);

@@ -187,17 +187,30 @@ static PyObject *embedding_backward(PyObject *self, PyObject *const *args, Py_ss
 
 /* ---- Bags ---- */
 
+/* Input 3, the weights. Numbers in a list have no type: they get that of the rows (input 0). */
+static int take_weights(op_call *c, PyObject *weights)
+{
+  if (!weights || !(PyList_Check(weights) || PyTuple_Check(weights)))
+    return call_input(c, 3, weights, "per_sample_weights", TAKE_VALUES);
+  sheaf_dtype rows = sheaf_tensor_dtype(c->input[0]);
+  PyObject *typed = ask_kinds("as_array", weights, sheaf_dtype_name(rows <= SHEAF_BF16 ? rows : SHEAF_F32), NULL);
+  int failed = !typed || call_input(c, 3, typed, "per_sample_weights", TAKE_VALUES) < 0;
+  Py_XDECREF(typed);
+  return failed ? -1 : 0;
+}
+
 /* Inputs 1, 2 and 3 of either direction: indices, offsets, weights. */
 static int take_bags(op_call *c, PyObject *input, PyObject *offsets, PyObject *weights, PyObject *last, int64_t *bags)
 {
   int64_t end = 0;
   if (call_input(c, 1, input, "input", TAKE_INDEX) < 0 || call_input(c, 2, offsets, "offsets", TAKE_INDEX) < 0 ||
-      call_input(c, 3, weights, "per_sample_weights", TAKE_VALUES) < 0 || parse_flag(last, &end) < 0)
+      take_weights(c, weights) < 0 || parse_flag(last, &end) < 0)
     return -1;
   const DLTensor *index = &c->in[1].dl, *starts = &c->in[2].dl;
   if (offsets ? index->ndim != 1 || starts->ndim != 1 : index->ndim != 2) {
-    PyErr_Format(PyExc_ValueError, "input has %d dimensions%s; bags are a matrix, or a list of indices with offsets",
-                 index->ndim, offsets ? " and offsets are given" : " and there are no offsets");
+    PyErr_Format(PyExc_ValueError, "input has %d dimension%s%s; bags are a matrix, or a list of indices with offsets",
+                 index->ndim, index->ndim == 1 ? "" : "s",
+                 offsets ? " and offsets are given" : " and there are no offsets");
     return -1;
   }
   attr(c, SHEAF_EMBEDDING_BAG_FORM)->i = !offsets ? SHEAF_BAGS_MATRIX

@@ -69,6 +69,10 @@ typedef struct parameters {
  * do not fit. */
 int parse_arguments(parameters *p, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **values);
 
+/* The same for several functions with the same parameters; `function` is the one that was called. */
+int parse_arguments_of(parameters *p, const char *function, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                       PyObject **values);
+
 /* One of several words, given as "first|second|third"; `*choice` is its number and stays as it is for NULL. */
 int parse_choice(PyObject *value, const char *name, const char *words, int64_t *choice);
 int parse_flag(PyObject *value, int64_t *flag);

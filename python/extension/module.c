@@ -8,7 +8,8 @@ extension_state state;
 PyObject *ask_kinds(const char *function, PyObject *argument, const char *dtype, PyObject *shape)
 {
   if (!state.kinds && !(state.kinds = PyImport_ImportModule("sheaf._kinds"))) return NULL;
-  if (dtype) return PyObject_CallMethod(state.kinds, function, "OsO", argument, dtype, shape);
+  if (dtype && shape) return PyObject_CallMethod(state.kinds, function, "OsO", argument, dtype, shape);
+  if (dtype) return PyObject_CallMethod(state.kinds, function, "Os", argument, dtype);
   if (shape) return PyObject_CallMethod(state.kinds, function, "OO", argument, shape);
   return PyObject_CallMethod(state.kinds, function, "O", argument);
 }

@@ -18,6 +18,11 @@ static int begin(op_call *c, PyObject *self, PyObject *bad)
   return parse_choice(bad, "bad_index", "skip|error", &attr(c, SHEAF_SEGMENT_BAD_INDEX)->i);
 }
 
+/* The functions' names, by what is in their `self`. */
+static const char *function_names[2 * BACKWARD];
+
+static const char *name_of(PyObject *self) { return function_names[PyLong_AsLong(self) & (2 * BACKWARD - 1)]; }
+
 /* The shape of an array with another first extent; its rank. */
 static int shape_with(const array *a, int64_t first, int64_t *shape)
 {
@@ -37,6 +42,17 @@ static parameters forward_parameters = {
     {"data", "segment_ids", "num_segments", "out", "return_arg", "arg_out", "empty", "bad_index"},
     {NULL}};
 
+/* Ids are one for each row; an array of another rank is refused by the library. */
+static int check_ids(const op_call *c)
+{
+  const array *data = &c->in[0], *ids = &c->in[1];
+  int64_t rows = data->whole_rank ? data->whole_shape[0] : 0, count = array_elements(ids);
+  if (ids->dl.ndim != 1 || count == rows || data->whole_rank == 0) return 0;
+  PyErr_Format(PyExc_ValueError, "segment_ids has %lld entr%s, data has %lld row%s; each row needs its id",
+               (long long)count, count == 1 ? "y" : "ies", (long long)rows, rows == 1 ? "" : "s");
+  return -1;
+}
+
 static int ready_forward(op_call *c, PyObject **v)
 {
   int64_t shape[MAX_RANK], return_arg = v[F_ARG] != NULL, *segments = &attr(c, SHEAF_SEGMENT_SEGMENTS)->i;
@@ -45,6 +61,7 @@ static int ready_forward(op_call *c, PyObject **v)
       parse_integer(v[F_SEGMENTS], "num_segments", segments) < 0 || parse_flag(v[F_RETURN_ARG], &return_arg) < 0 ||
       parse_choice(v[F_EMPTY], "empty", "neutral|identity", &attr(c, SHEAF_SEGMENT_EMPTY)->i) < 0)
     return -1;
+  if (check_ids(c) < 0) return -1;
   if (*segments < 0) return PyErr_Format(PyExc_ValueError, "num_segments is %lld", (long long)*segments), -1;
   int rank = shape_with(&c->in[0], *segments, shape);
   if (rank < 0 || call_output(c, 0, v[F_OUT], "out", c->in[0].dtype, rank, shape, 1) < 0) return -1;
@@ -57,7 +74,7 @@ static PyObject *reduce(PyObject *self, PyObject *const *args, Py_ssize_t count,
 {
   PyObject *v[F_COUNT];
   op_call c;
-  if (parse_arguments(&forward_parameters, args, count, names, v) < 0) return NULL;
+  if (parse_arguments_of(&forward_parameters, name_of(self), args, count, names, v) < 0) return NULL;
   int failed = begin(&c, self, v[F_BAD]) < 0 || ready_forward(&c, v) < 0 || call_run(&c) < 0;
   return call_end(&c, failed);
 }
@@ -83,7 +100,7 @@ static PyObject *reduce_backward(PyObject *self, PyObject *const *args, Py_ssize
 {
   PyObject *v[G_COUNT];
   op_call c;
-  if (parse_arguments(&backward_parameters, args, count, names, v) < 0) return NULL;
+  if (parse_arguments_of(&backward_parameters, name_of(self), args, count, names, v) < 0) return NULL;
   int failed = begin(&c, self, v[G_BAD]) < 0 || ready_backward(&c, v) < 0 || call_run(&c) < 0;
   return call_end(&c, failed);
 }
@@ -119,6 +136,7 @@ int add_segment_functions(PyObject *module)
     int code;
   } entries[] = {ENTRIES(segment, SORTED), ENTRIES(unsorted_segment, 0)};
   for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+    function_names[entries[i].code] = entries[i].method.ml_name;
     PyObject *code = PyLong_FromLong(entries[i].code);
     PyObject *function = code ? PyCFunction_New(&entries[i].method, code) : NULL;
     int failed = !function || PyModule_AddObjectRef(module, entries[i].method.ml_name, function) < 0;

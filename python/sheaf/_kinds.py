@@ -57,11 +57,14 @@ def contiguous(array):
   return numpy.array(array, order="C", copy=True)
 
 
-def as_array(values):
-  """Lists, tuples and numbers as an array."""
+def as_array(values, dtype=None):
+  """Lists, tuples and numbers as an array. `dtype` is the type of what says nothing of its own: of an empty list, and,
+  where it is no index, of any numbers."""
   array = numpy.asarray(values)
   if array.dtype == object:
     raise TypeError(f"{type(values).__name__} is no array of numbers")
+  if dtype is not None and (array.size == 0 or (dtype != "i64" and array.dtype.kind in "biuf")):
+    array = array.astype(numpy_dtype(dtype))
   return array
 
 

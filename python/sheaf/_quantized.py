@@ -38,6 +38,8 @@ _core.set_quantized_type(QuantizedTable)
 
 def quantize(rows: typing.Any, dtype: str = "int8") -> QuantizedTable:
   """Packs rows [V, D] as int8 or int4: a QuantizedTable. A row with a NaN or an infinity is a ValueError."""
+  if dtype not in ("int8", "int4"):
+    raise ValueError(f"dtype is {dtype!r}; rows are packed as 'int8' or 'int4'")
   packed = _core.quantize_rows(rows, dtype)
   return QuantizedTable(packed, dtype, int(numpy.shape(rows)[1]))
 

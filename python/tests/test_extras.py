@@ -1,5 +1,6 @@
 """What stands beside the ops: plans, quantised tables, profiles, traces, files, plans for meshes, what there is."""
 import json
+import os
 import sys
 
 import numpy as np
@@ -93,10 +94,11 @@ def test_rows_of_other_types_are_quantised_and_come_back_in_others():
     sheaf.dequantize(packed, "i64")
   with pytest.raises(TypeError, match="a QuantizedTable is needed"):
     sheaf.dequantize(packed.packed)
-  with pytest.raises(ValueError, match="rows have 1 dimensions; 2 are needed"):
+  with pytest.raises(ValueError, match="rows have 1 dimension; 2 are needed"):
     sheaf.quantize(TABLE[0])
-  with pytest.raises(ValueError, match="dtype is f32; rows are packed as int8 or int4"):
-    sheaf.quantize(TABLE, "f32")
+  for name in ("f32", "int2"):
+    with pytest.raises(ValueError, match=f"dtype is '{name}'; rows are packed as 'int8' or 'int4'"):
+      sheaf.quantize(TABLE, name)
 
 
 def nearest_by_loops(query, table, k, metric, excluded=None):
@@ -234,6 +236,37 @@ def test_files(tmp_path):
     sheaf.load(tmp_path / "broken.safetensors")
   with pytest.raises(TypeError, match="arrays by name"):
     sheaf.save(tmp_path / "x.safetensors", TABLE)
+
+
+def test_packed_tables_in_files_are_packed_tables(tmp_path):
+  path = tmp_path / "q.safetensors"
+  tables = {"a": sheaf.quantize(TABLE, "int8"), "b:c": sheaf.quantize(TABLE[:, :7], "int4"), "plain": TABLE}
+  sheaf.save(path, tables, {"made by": "a test"})
+  loaded = sheaf.load(path)
+  # what `sheaf quantize` notes, and what it reads
+  assert loaded.metadata == {"made by": "a test", "sheaf.quantized.a": "int8 12", "sheaf.quantized.b:c": "int4 7"}
+  for name in ("a", "b:c"):
+    assert isinstance(loaded[name], sheaf.QuantizedTable) and loaded[name].dtype == tables[name].dtype
+    assert loaded[name].dim == tables[name].dim and np.array_equal(loaded[name].packed, tables[name].packed)
+  for one in (sheaf.load(f"{path}:a"), sheaf.load(os.fsencode(path) + b":a"), sheaf.load(path, "a")):
+    assert np.array_equal(sheaf.embedding(INDEX, one), sheaf.embedding(INDEX, tables["a"]))
+  assert sheaf.load(f"{path}:b:c").shape == (50, 7)  # the first colon behind a file
+  with pytest.raises(KeyError, match="'d' is not in"):
+    sheaf.load(f"{path}:d")
+  with pytest.raises(OSError, match="nowhere.safetensors:a"):
+    sheaf.load(tmp_path / "nowhere.safetensors:a")
+  with pytest.raises(ValueError, match="no room to say how rows are packed"):
+    sheaf.save(tmp_path / "q.npy", tables["a"])
+  # What a file notes of tensors that are another's now is not kept; bytes stay what they are said to be.
+  sheaf.save(path, {"a": TABLE, "b:c": loaded["b:c"].packed}, loaded.metadata)
+  assert np.array_equal(sheaf.load(path, "a"), TABLE) and sheaf.load(path, "b:c").dtype == "int4"
+  for note in ("int2 7", "int4 x", "int4", "int4 -7", "int8 \u0667"):
+    sheaf.save(path, {"a": loaded["b:c"].packed}, {"sheaf.quantized.a": note})
+    with pytest.raises(ValueError, match="is neither 'int8 COLUMNS' nor 'int4 COLUMNS'"):
+      sheaf.load(path)
+  sheaf.save(path, {"a": loaded["b:c"].packed}, {"sheaf.quantized.a": "int4 9"})
+  with pytest.raises(ValueError, match="rows of 9 elements take 9 bytes"):
+    sheaf.load(path)
 
 
 def test_bfloat16_without_a_type_of_numpys(tmp_path, monkeypatch):

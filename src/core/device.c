@@ -21,7 +21,9 @@ static sheaf_status find_api(int device_type, const shf_device_api **api)
 {
   const char *why;
   *api = shf_core_device_api(device_type, &why);
-  SHF_REQUIRE(*api, UNAVAILABLE, "device type %d needs its plug-in (CUDA: libsheaf_cuda.so): %s", device_type, why);
+  SHF_REQUIRE(*api, UNAVAILABLE,
+              "device type %d needs its plug-in (CUDA: libsheaf_cuda.so, which is built where nvcc is found): %s",
+              device_type, why);
   return SHEAF_OK;
 }
 

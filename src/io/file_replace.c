@@ -1,10 +1,14 @@
-/* io/file_replace.c: writing all of a file or nothing: a temporary file beside the target, synced, renamed over it. */
+/* io/file_replace.c: writing all of a file or nothing: a temporary file beside the target, synced, renamed over it.
+ *
+ * Where the file system can, the temporary file has no name until it is complete: whatever ends the process before that
+ * (a signal, a thread that cannot be had, want of memory), nothing is left behind. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -47,18 +51,48 @@ static sheaf_status look_at_target(shf_io_output *output)
 }
 
 /* The name says nothing of the target's, which may be as long as a name can be. */
-static sheaf_status open_temporary(shf_io_output *output)
+static void next_name(shf_io_output *output)
 {
   static atomic_uint serial;
+  snprintf(output->temporary, sizeof output->temporary, ".sheaf-%ld-%u.tmp", (long)getpid(),
+           atomic_fetch_add(&serial, 1));
+}
+
+/* The name that such a file gets in the end comes by way of /proc. Tests can do without (SHEAF_TEST_NAMED_FILES). */
+static bool open_nameless(shf_io_output *output, unsigned mode)
+{
+  if (secure_getenv("SHEAF_TEST_NAMED_FILES") || access("/proc/self/fd", X_OK) != 0) return false;
+  output->file = openat(output->directory, ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, mode);
+  return output->file >= 0;
+}
+
+static sheaf_status open_temporary(shf_io_output *output)
+{
+  unsigned mode = output->replaces ? output->mode : 0666;
+  if (open_nameless(output, mode)) return SHEAF_OK;
   for (int attempt = 0; attempt < NAME_ATTEMPTS; attempt++) {
-    snprintf(output->temporary, sizeof output->temporary, ".sheaf-%ld-%u.tmp", (long)getpid(),
-             atomic_fetch_add(&serial, 1));
-    int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    output->file = openat(output->directory, output->temporary, flags, output->replaces ? output->mode : 0666);
+    next_name(output);
+    output->file =
+        openat(output->directory, output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (output->file >= 0) return SHEAF_OK;
     if (errno != EEXIST && errno != EINTR) break;
   }
   return shf_io_fail_errno(output->path, "create a temporary file in the file's directory", errno);
+}
+
+/* Gives a complete file without a name one, beside the target, since only a rename replaces what is there. */
+static sheaf_status name_temporary(shf_io_output *output)
+{
+  char from[32];
+  if (output->temporary[0]) return SHEAF_OK;
+  snprintf(from, sizeof from, "/proc/self/fd/%d", output->file);
+  for (int attempt = 0; attempt < NAME_ATTEMPTS; attempt++) {
+    next_name(output);
+    if (linkat(AT_FDCWD, from, output->directory, output->temporary, AT_SYMLINK_FOLLOW) == 0) return SHEAF_OK;
+    if (errno != EEXIST && errno != EINTR) break;
+  }
+  output->temporary[0] = '\0';
+  return shf_io_fail_errno(output->path, "give the temporary file a name", errno);
 }
 
 sheaf_status shf_io_begin(shf_io_output *output, const char *path)
@@ -91,8 +125,10 @@ sheaf_status shf_io_append(shf_io_output *output, const void *data, size_t bytes
 static sheaf_status sync_and_close(shf_io_output *output)
 {
   int synced = fsync(output->file), sync_errno = errno;
+  sheaf_status named = synced == 0 ? name_temporary(output) : SHEAF_OK;
   int closed = close(output->file), close_errno = errno;
   if (synced != 0) return shf_io_fail_errno(output->path, "sync the temporary file", sync_errno);
+  SHF_TRY(named);
   if (closed != 0 && close_errno != EINTR) {
     return shf_io_fail_errno(output->path, "close the temporary file", close_errno);
   }
@@ -110,7 +146,7 @@ sheaf_status shf_io_finish(shf_io_output *output, sheaf_status status)
     status = shf_io_fail_errno(output->path, "rename the temporary file", errno);
   }
   if (status != SHEAF_OK) {
-    unlinkat(output->directory, output->temporary, 0);
+    if (output->temporary[0]) unlinkat(output->directory, output->temporary, 0);
   } else if (fsync(output->directory) != 0 && errno != EINVAL) { /* EINVAL: this file system cannot sync directories */
     status = shf_io_fail_errno(output->path, "sync the directory (the file itself is complete and in place)", errno);
   }

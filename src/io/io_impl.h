@@ -100,7 +100,7 @@ typedef struct shf_io_output {
   int directory, file; /* descriptors of the directory and of the temporary file in it */
   unsigned mode;       /* permission bits of the target that is replaced */
   bool replaces;       /* there is such a target */
-  char temporary[64];  /* name of the temporary file within the directory */
+  char temporary[64];  /* name of the temporary file within the directory; "" while it has none */
 } shf_io_output;
 
 /* begin opens the temporary file; append adds to it; finish, which must follow each begin that succeeded, puts the file

@@ -29,30 +29,78 @@ static sheaf_status take_string(index_walk *walk, const char *what, size_t room,
   return SHEAF_OK;
 }
 
-/* Takes any value without looking at it. */
+/* ---- Values that nobody asked for: taken by the grammar of JSON, and forgotten ---- */
+
+static bool at_byte(const shf_io_scan *scan, const char *any)
+{
+  return scan->at < scan->end && *scan->at && strchr(any, *scan->at);
+}
+
+static sheaf_status skip_digits(shf_io_scan *scan)
+{
+  if (!at_byte(scan, "0123456789")) return shf_io_fail_found(scan, "a digit");
+  while (at_byte(scan, "0123456789")) scan->at++;
+  return SHEAF_OK;
+}
+
+static sheaf_status skip_number(shf_io_scan *scan)
+{
+  scan->at += at_byte(scan, "-");
+  if (at_byte(scan, "0"))
+    scan->at++; /* no digit follows */
+  else
+    SHF_TRY(skip_digits(scan));
+  if (at_byte(scan, ".")) {
+    scan->at++;
+    SHF_TRY(skip_digits(scan));
+  }
+  if (!at_byte(scan, "eE")) return SHEAF_OK;
+  scan->at++;
+  scan->at += at_byte(scan, "+-");
+  return skip_digits(scan);
+}
+
+/* A string, a number or a word. */
+static sheaf_status skip_plain(shf_io_scan *scan)
+{
+  static const char *const words[] = {"true", "false", "null"};
+  size_t length;
+  if (at_byte(scan, "\"")) return shf_io_read_string(scan, "a string", NULL, 0, &length);
+  if (at_byte(scan, "-0123456789")) return skip_number(scan);
+  for (int i = 0; i < 3; i++) {
+    length = strlen(words[i]);
+    if ((size_t)(scan->end - scan->at) < length || memcmp(scan->at, words[i], length) != 0) continue;
+    scan->at += length;
+    return SHEAF_OK;
+  }
+  return shf_io_fail_found(scan, "a value");
+}
+
 static sheaf_status skip_value(shf_io_scan *scan)
 {
+  enum { MOST_DEPTH = 64 };
+  uint64_t objects = 0; /* a bit for each list or object around the value, the innermost lowest: which of the two */
   int depth = 0;
-  do {
-    size_t length;
+  for (bool first = false, more;;) {
     shf_io_skip_space(scan);
-    if (scan->at == scan->end) return shf_io_fail_found(scan, "a value");
-    unsigned char byte = *scan->at;
-    if (byte == '"') {
-      SHF_TRY(shf_io_read_string(scan, "a string", NULL, 0, &length));
-      continue;
+    if (at_byte(scan, "{[")) {
+      if (depth++ == MOST_DEPTH) return shf_io_fail_at(scan, "values lie in each other more than %d deep", MOST_DEPTH);
+      objects = objects << 1 | (*scan->at++ == '{');
+      first = true;
+    } else {
+      SHF_TRY(skip_plain(scan));
     }
-    if (byte == '{' || byte == '[')
-      depth++;
-    else if (byte == '}' || byte == ']')
-      depth--;
-    else if (depth == 0) { /* a number or a word */
-      while (scan->at < scan->end && !strchr(",]} \t\r\n", *scan->at)) scan->at++;
-      return SHEAF_OK;
+    for (more = false; !more; objects >>= 1, depth--, first = false) {
+      if (depth == 0) return SHEAF_OK;
+      SHF_TRY(shf_io_next_item(scan, objects & 1 ? '}' : ']', &first, &more));
+      if (more) break;
     }
-    scan->at++;
-  } while (depth > 0);
-  return SHEAF_OK;
+    size_t length;
+    if (objects & 1) {
+      SHF_TRY(shf_io_read_string(scan, "a string, a key,", NULL, 0, &length));
+      SHF_TRY(shf_io_expect(scan, ':', "the ':' after a key"));
+    }
+  }
 }
 
 static sheaf_status read_map(index_walk *walk, size_t room)

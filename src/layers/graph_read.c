@@ -1,6 +1,9 @@
 /* graph_read.c: a graph from its JSON. Nothing in the text is trusted: ids, names and counts are checked. */
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "layers/graph_impl.h"
 
@@ -63,14 +66,38 @@ static int read_integer(reader *r, int64_t *value)
   return 1;
 }
 
+/* What strtod takes where the point of this locale, "," or even several bytes, stands in place of ".". */
+static void to_locale(const char *from, size_t length, char *to, size_t room)
+{
+  char half[16];
+  snprintf(half, sizeof half, "%.1f", 0.5); /* "0.5" */
+  size_t point = strcspn(half + 1, "5"), used = 0;
+  for (size_t i = 0; i < length && used + point + 1 < room; i++) {
+    if (from[i] == '.')
+      memcpy(to + used, half + 1, point), used += point;
+    else
+      to[used++] = from[i];
+  }
+  to[used] = '\0';
+}
+
+/* Numbers that are not finite are strings, since JSON has none. */
 static int read_number(reader *r, double *value)
 {
-  char *end;
+  char text[128], *end, word[8];
   skip_blanks(r);
   if (r->fault) return 0;
-  *value = strtod(r->at, &end);
-  if (end == r->at) return fail_at(r, "a number is missing");
-  r->at = end;
+  if (*r->at == '"') {
+    if (!read_string(r, word, sizeof word)) return 0;
+    *value = strcmp(word, "inf") == 0 ? INFINITY : strcmp(word, "-inf") == 0 ? -INFINITY : NAN;
+    return isinf(*value) || strcmp(word, "nan") == 0 || fail_at(r, "a number is missing");
+  }
+  size_t length = strspn(r->at, "+-.0123456789eE");
+  if (length > 64) return fail_at(r, "a number is too long");
+  to_locale(r->at, length, text, sizeof text);
+  *value = strtod(text, &end);
+  if (end == text || *end) return fail_at(r, "a number is missing");
+  r->at += length;
   return 1;
 }
 

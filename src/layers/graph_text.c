@@ -16,7 +16,7 @@ static void put_type(shf_text *out, const shf_value *v)
 static void put_attr(shf_text *out, const sheaf_attr_spec *spec, const sheaf_attr *attr, const char *quote)
 {
   if (spec->type == SHEAF_ATTR_FLOAT)
-    shf_text_put(out, "%.17g", attr->f);
+    shf_text_number(out, attr->f, quote);
   else if (spec->type == SHEAF_ATTR_DTYPE)
     shf_text_put(out, "%s%s%s", quote, sheaf_dtype_name((sheaf_dtype)attr->i), quote);
   else

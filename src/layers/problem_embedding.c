@@ -21,8 +21,11 @@ static sheaf_status check_input(const sheaf_call *call, int input, int least_ran
   int batched = call->batch > 0 && (call->batched >> input & 1);
   char shape[120];
   SHF_REQUIRE(t->rank >= least_rank + batched && t->rank <= most_rank + batched, INVALID_PROBLEM,
-              "%s: %s has shape %s; %d%s dimensions are needed%s", shf_op_name(call), name,
-              shf_shape_text(t, shape, sizeof shape), least_rank, least_rank == most_rank ? "" : " or more",
+              "%s: %s has shape %s; %d%s needed%s", shf_op_name(call), name, shf_shape_text(t, shape, sizeof shape),
+              least_rank,
+              least_rank < most_rank ? " or more dimensions are"
+              : least_rank == 1      ? " dimension is"
+                                     : " dimensions are",
               batched ? " beside the batch" : "");
   return SHEAF_OK;
 }

@@ -28,8 +28,9 @@ static sheaf_status check_input(const sheaf_call *call, int input, int rank)
               "%s: %s is a tensor of form %d, whose layer is left out or has no part in this op", shf_op_name(call),
               name, (int)t->form);
   SHF_REQUIRE(t->rank == rank + is_batched(call, input), INVALID_PROBLEM,
-              "%s: %s has shape %s; %d dimensions are needed%s", shf_op_name(call), name,
-              shf_shape_text(t, shape, sizeof shape), rank, is_batched(call, input) ? " beside the batch" : "");
+              "%s: %s has shape %s; %d dimension%s needed%s", shf_op_name(call), name,
+              shf_shape_text(t, shape, sizeof shape), rank, rank == 1 ? " is" : "s are",
+              is_batched(call, input) ? " beside the batch" : "");
   return SHEAF_OK;
 }
 

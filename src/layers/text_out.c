@@ -2,8 +2,10 @@
 #include "layers/text_out.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 shf_text shf_text_into(char *to, size_t room) { return (shf_text){to, to ? room : 0, 0}; }
 
@@ -29,6 +31,18 @@ void shf_text_quoted(shf_text *text, const char *string)
       shf_text_put(text, "%c", *c);
   }
   shf_text_put(text, "\"");
+}
+
+void shf_text_number(shf_text *text, double number, const char *quote)
+{
+  char digits[64];
+  if (!isfinite(number)) {
+    shf_text_put(text, "%s%s%s", quote, isnan(number) ? "nan" : number < 0 ? "-inf" : "inf", quote);
+    return;
+  }
+  snprintf(digits, sizeof digits, "%.17g", number);
+  size_t before = strspn(digits, "-0123456789"), rest = strcspn(digits + before, "0123456789e");
+  shf_text_put(text, "%.*s%s%s", (int)before, digits, rest ? "." : "", digits + before + rest);
 }
 
 void shf_text_shape(shf_text *text, int rank, const int64_t *extent)

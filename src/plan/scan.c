@@ -1,5 +1,6 @@
 /* scan.c: checks of values, made before anything is written: indices, offsets, sorted ids. */
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "plan/plan_impl.h"
 
@@ -205,12 +206,14 @@ sheaf_status shf_plan_check_sorted(shf_matrix ids, int wide, int64_t batch, int6
 
 /* ---- Offsets ---- */
 
+/* problem -1: there is only one, which need not be named. */
 static sheaf_status wrong_offset(int64_t problem, int64_t entry, int64_t value, const char *why, int64_t other)
 {
+  char of[48] = "";
+  if (problem >= 0) snprintf(of, sizeof of, " of problem %" PRId64, problem);
   sheaf_error_info info = {
       .status = SHEAF_INVALID_PROBLEM, .operand = "offsets", .position = entry, .value = value, .count = 1};
-  return shf_core_fail_info(&info, "offsets[%" PRId64 "] of problem %" PRId64 " is %" PRId64 "; %s %" PRId64, entry,
-                            problem, value, why, other);
+  return shf_core_fail_info(&info, "offsets[%" PRId64 "]%s is %" PRId64 "; %s %" PRId64, entry, of, value, why, other);
 }
 
 /* The first offset of a problem that is wrong, as it reads. */
@@ -241,7 +244,7 @@ sheaf_status shf_plan_check_offsets(const sheaf_embedding_desc *desc, shf_matrix
     const char *data = offsets.data + p * offsets.batch_stride;
     int64_t first = shf_plan_index_at(data, 0, wide), last = shf_plan_index_at(data, entries - 1, wide);
     if (!sorted || first != 0 || last > desc->indices || (with_end && last != desc->indices))
-      SHF_TRY(check_offsets_of(desc, data, p));
+      SHF_TRY(check_offsets_of(desc, data, problems > 1 ? p : -1));
   }
   return SHEAF_OK;
 }

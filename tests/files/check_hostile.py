@@ -40,6 +40,8 @@ def check_every_command_survives_every_file():
     for words in COMMANDS:
         run(words[0], "-", *words[1:], code=1, stdin=b"no npy")
         run(words[0], "-", *words[1:], code=1, stdin=b"")
+    check(b"'-' is given twice" in run("lookup", "-", "-", code=1, stdin=whole).stderr, "stdin is one file")
+    check(b"'3,a' is neither a file nor a list of numbers: 'a' is none" in run("lookup", "good.npy", "3,a", code=2).stderr, "lists")
     check(not os.path.exists("o.npy"), "nothing was written")
     run("show", "none.safetensors")
 
@@ -69,7 +71,7 @@ def check_empty_tables():
         if shape[0]:
             check(len(answer("nearest", "e.npy", "--row", 0)["nearest"]) == shape[0] - 1, "nearest")
         else:
-            run("nearest", "e.npy", "--row", 0, code=1)
+            check(b"the table has no rows" in run("nearest", "e.npy", "--row", 0, code=1).stderr, "no range without rows")
 
 
 main(globals())

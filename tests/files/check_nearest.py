@@ -50,6 +50,17 @@ def check_nearest_by_query_name_and_isa():
         got = answer("nearest", "t.npy", "--row", "word3", "--names", names, "-k", 2)
         check(got["row"] == 3 and got["nearest"][0]["name"] == f"word{order[1]}", names)
         run("nearest", "t.npy", "--row", "nobody", "--names", names, code=1)
+    special = {"model": {"vocab": {f"word{i}": i for i in range(98)}},
+               "added_tokens": [{"id": 99, "content": "<last>"}, {"id": 98, "content": "<s>"}, {"id": 3, "content": "second name"},
+                                {"content": "nowhere"}, {"id": -1, "content": "x"}, {"id": 1 << 60, "content": "y"}, 7]}
+    json.dump(special, open("special.json", "w"))
+    for name, row in (("<last>", 99), ("<s>", 98), ("word3", 3)):
+        check(answer("nearest", "t.npy", "--row", name, "--names", "special.json")["row"] == row, name)
+    open("odd.txt", "wb").write(b"".join(b"w\xff\x1b[31m%d\n" % i for i in range(100)))
+    got = answer("nearest", "t.npy", "--row", 3, "--names", "odd.txt", "-k", 1)["nearest"][0]
+    check(got["name"] == f"w\ufffd\x1b[31m{order[1]}", f"{got}")
+    text = run("nearest", "t.npy", "--row", 3, "--names", "odd.txt").stdout
+    check(f"w\\xff\\x1b[31m{order[1]}".encode() in text and b"\x1b" not in text, f"{text}")
     text = run("nearest", "t.npy", "--row", 3, "-k", 2, "--names", "names.txt").stdout.decode()
     check(f"word{order[1]}" in text, text)
     for words in ([], ["--names", "names.txt"]):

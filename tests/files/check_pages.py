@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 SHEAF, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# What a browser makes of a page depends on no compiler or sanitizer: where time is short, pages are only written.
+QUICK = os.environ.get("SHEAF_TEST_QUICK", "0") != "0"
+BROWSER = next(filter(None, map(shutil.which, () if QUICK else ("chromium", "chromium-browser", "google-chrome"))), None)
 failures = 0
 
 
@@ -183,6 +186,7 @@ def check_a_page_of_benchmarks():
         item["ns"] *= 2
     json.dump(old, open("old.json", "w"))
     done = run("bench", "--from", "now.json", "--compare", "old.json", "--report", "page.html")
+    check(done.stdout.endswith("The page is in page.html\n"), done.stdout)
     check("8 cases are in both; the middle one is 2.00 times as fast" in done.stdout, done.stdout)
     page = open("page.html").read()
     check(EVIL not in page and "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "https://" not in page, "harm, or network")
@@ -197,7 +201,7 @@ def check_a_page_of_benchmarks():
         faults: document.querySelectorAll("#faults tbody tr").length, faster: document.querySelectorAll(".faster").length,
         name: document.querySelector("h1").textContent, scripts: document.scripts.length };""")
     if asked is None:
-        print("skipped: no Chromium here" if not BROWSER else "no answer")
+        print("skipped: no Chromium, or no time for it" if not BROWSER else "no answer")
         return
     check(asked["charts"] == [3, 2, 2], asked["charts"])
     check(asked["falling"] == sorted(asked["rising"], reverse=True) and len(asked["rising"]) == 8, asked)
@@ -211,6 +215,39 @@ def check_a_page_of_benchmarks():
     narrow = open_page("page.html", "return [document.documentElement.scrollWidth, innerWidth, "
                                     "document.querySelector('#chart-fraction svg').viewBox.baseVal.width]", 500)
     check(narrow[0] <= narrow[1] and narrow[2] <= narrow[1], narrow)
+
+
+def check_pages_say_what_is_wrong_with_their_figures():
+    """Runs that were interrupted by other work, and those that somebody stopped."""
+    disturbed = sample_results()
+    disturbed["results"][0]["interrupted"] = 3
+    json.dump({**disturbed, "stopped": True}, open("bad.json", "w"))
+    json.dump(sample_results(), open("good.json", "w"))
+    asked = []
+    for name in ("bad", "good"):
+        run("bench", "--from", f"{name}.json", "--report", f"{name}.html")
+        asked.append(open_page(f"{name}.html", "return [...document.querySelectorAll('.warning')].map(w => w.textContent)"))
+    if asked[0] is not None:
+        check(len(asked[0]) == 2 and "1 of 9 cases" in asked[0][1] and "stopped before its end" in asked[0][0], asked)
+        check(asked[1] == [], asked)
+    process = subprocess.Popen([SHEAF, "bench", "small", "--seconds", "60", "--report", "half.html", "--json"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    check(process.returncode == 1 and "the results are not complete" in err and json.loads(out)["stopped"], err)
+    check('"stopped":true' in open("half.html").read(), "the page of a run that was stopped")
+
+
+def check_odd_words_are_written_as_a_shell_reads_them():
+    json.dump(sample_results(), open("it's $a\x1b.json", "w"))
+    done = run("bench", "--from", "it's $a\x1b.json", "--json")
+    data = json.loads(run("bench", "small", "select", "--seconds", "0.01", "--json", "--report", "it's.html").stdout)
+    check(data["command"] == "sheaf bench small select --seconds 0.01 --json --report 'it'\\''s.html'", data["command"])
+    name = b"caf\xe9.html"  # no UTF-8
+    done = subprocess.run([SHEAF, "bench", "small", "select", "--seconds", "0.01", "--report", name], capture_output=True)
+    check(done.returncode == 0 and b"The page is in caf\\xe9.html\n" in done.stdout, done)
+    check("caf\ufffd.html" in open(name, encoding="utf-8").read(), "the page is UTF-8")
 
 
 def check_a_page_of_this_machine():
@@ -264,6 +301,13 @@ def check_a_page_of_a_trace():
       document.querySelector(".tools button").click(); const near = rects();
       return { all, near, ops: document.querySelectorAll("#ops tbody tr").length, scripts: document.scripts.length };""")
     check(asked is None or (asked["all"] > 200 and 0 < asked["near"] < asked["all"] and asked["ops"] == 10 and asked["scripts"] == 3), asked)
+    for i in range(2):
+        events.append({"name": "long", "ph": "X", "tid": 0, "ts": 1.0, "dur": 1e308, "args": {"bytes": 1e308}})
+    json.dump(events, open("long.json", "w"))
+    ops = {op["op"]: op for op in json.loads(run("trace", "view", "long.json", "--json", "--report", "long.html").stdout)["ops"]}
+    check(len(ops) == 11 and ops["long"]["total_us"] is None and ops["op1"]["calls"] > 0, ops["long"])
+    asked = open_page("long.html", "return document.querySelectorAll('#ops tbody tr').length")
+    check(asked is None or asked == 11, asked)
     json.dump([], open("none.json", "w"))
     run("trace", "view", "none.json", "--report", "none.html")
     asked = open_page("none.html", "return document.querySelectorAll('#chart-timeline svg').length")

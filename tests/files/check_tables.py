@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+from fractions import Fraction
 
 import numpy as np
 
@@ -31,6 +32,14 @@ def check_quantize_reports_size_and_error():
     np.save("t.npy", values)
     check(b"row 100 holds nan" in run("quantize", "t.npy", code=1).stderr, "NaN is refused by row")
     check(b"row 100 holds nan" in run("quantize", "t.npy", code=1, env=WINDOWS[1]).stderr, "in every window")
+    for kind, largest in (("int8", 3e38), ("int4", 1e6)):  # finite, but scale or bias are not
+        values[100, 0], values[7] = 0, [largest] if kind == "int4" else [-largest]
+        wide = np.concatenate([values, np.where(np.arange(3000) == 7, largest, 0).astype(np.float32)[:, None]], axis=1)
+        np.save("wide.npy", wide)
+        for env in WINDOWS:
+            text = run("quantize", "wide.npy", "--to", kind, "-o", "w.safetensors", "--json", code=1, env=env).stderr
+            check(b"row 7 ranges from" in text and f"which {kind} rows cannot hold".encode() in text, f"{text}")
+        check(not os.path.exists("w.safetensors"), "nothing is written of rows that cannot be read back")
     run("quantize", "q.safetensors", code=1)
     run("dequantize", "t.npy", "-o", "back.npy", code=1)
     run("dequantize", "q.safetensors", code=2)
@@ -59,6 +68,22 @@ def check_convert_rounds_as_numpy_does():
     np.save("i64.npy", np.array([2**31]))
     run("convert", "i64.npy", "--to", "i32", "-o", "out.npy", code=1)
     same(np.load("out.npy"), np.array([1, -2, 2**31 - 1], np.int32), "the old file is whole")
+    edges = np.array([2**53 + 1, 2**24 + 1, -(2**24 + 1), 2**62 + 2**38 + 1, -(2**62 + 2**38 + 1), 2**63 - 1, -2**63, 2**54 - 1,
+                      2**61 + 2**37, 65519, 65520, 2**40, 0, -7], np.int64)
+    np.save("i64.npy", edges)
+    exact = [Fraction(int(n)) for n in edges]
+    for to, dtype in (("f32", np.float32), ("f64", np.float64), ("f16", np.float16)):
+        report = answer("convert", "i64.npy", "--to", to, "-o", "out.npy")
+        got = np.load("out.npy")
+        for number, value in zip(exact, got):  # no neighbour is nearer; halfway the even one
+            if np.isinf(value):
+                check(to == "f16" and abs(number) >= 65520, f"{to} {number} {value}")
+                continue
+            gap = abs(Fraction(float(value)) - number)
+            with np.errstate(over="ignore"):
+                others = [Fraction(float(n)) for n in np.nextafter(value, np.array([np.inf, -np.inf], dtype)) if np.isfinite(n)]
+            check(all(gap < abs(o - number) or (gap == abs(o - number) and value.view(f"u{value.itemsize}") % 2 == 0) for o in others), f"{to} {number} {value}")
+        check(report["changed"] == sum(np.isinf(g) or Fraction(float(g)) != n for n, g in zip(exact, got)), f"{to} {report}")
     np.save("scalar.npy", np.float32(3))
     run("convert", "scalar.npy", "--to", "f64", "-o", "out.npy")
     same(np.load("out.npy"), np.float64(3), "scalar")
@@ -94,6 +119,13 @@ def check_show_counts_what_is_there():
     check([t["name"] for t in listed] == ["a", "b"] and listed[1]["shape"] == [4], f"{listed}")
     check(answer("show", "m.safetensors:b")["column_blocks"][0]["least"] == 0, "integers")
     check(answer("show", "-", stdin=open("t.npy", "rb").read())["nan_rows"] == 1, "stdin")
+    np.save("wide.npy", np.full((4, 3), 1e200))
+    check(answer("show", "wide.npy")["column_blocks"][0]["deviation"] is None, "squares beyond f64 are no number of JSON's")
+    evil = "a\x1b]0;b\x07c\n"
+    oracle.write_safetensors("evil.safetensors", {evil: ("F32", values), "b": ("F32", values)})
+    text = run("show", "evil.safetensors").stdout
+    check(b"a\\x1b]0;b\\x07c\\x0a" in text and b"\x1b" not in text, f"{text}")
+    check([t["name"] for t in answer("show", "evil.safetensors")["tensors"]] == sorted([evil, "b"]), "JSON has names as they are")
 
 
 def check_the_lines_of_the_readme():
