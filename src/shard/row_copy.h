@@ -1,73 +1,37 @@
-/* shard/row_copy.h: rows copied one by one, past the cache where that is better, and asked for before they are needed. */
+/* shard/row_copy.h: rows copied and added one by one, past the cache where that is better, and asked for before they are
+ * needed. */
 #ifndef SHF_SHARD_ROW_COPY_H
 #define SHF_SHARD_ROW_COPY_H
 
-#include <omp.h>
-#include <string.h>
-
-#include "core/cpu.h"
-#include "shard/shard_call.h"
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include <sheaf/base.h>
 
 /* ---- Threads ------------------------------------------------------------------------------------------------------ */
 
-typedef void shf_share_fn(const void *context, int thread, int64_t first, int64_t last);
-
 /* Does items 0 .. count - 1, which move so many bytes, on at most so many threads when that is worth waking them. */
-static inline void shf_share(shf_share_fn *work, const void *context, int64_t count, int64_t bytes, int threads)
-{
-  enum { WORTH = 1 << 20 };
-  if (threads <= 1 || bytes < WORTH || shf_core_alone()) {
-    work(context, 0, 0, count);
-    return;
-  }
-#pragma omp parallel num_threads(threads)
-  {
-    int64_t parts = omp_get_num_threads(), part = omp_get_thread_num();
-    work(context, (int)part, count / parts * part + (count % parts) * part / parts,
-         count / parts * (part + 1) + (count % parts) * (part + 1) / parts);
-  }
-}
+typedef void shf_share_fn(const void *context, int thread, int64_t first, int64_t last);
+void shf_share(shf_share_fn *work, const void *context, int64_t count, int64_t bytes, int threads);
 
-/* ---- Copying ------------------------------------------------------------------------------------------------------ */
+/* ---- Rows --------------------------------------------------------------------------------------------------------- */
 
-enum { SHF_LINE = 64 };
+/* What is done to rows of so many bytes: a copy, zeros, and a sum of elements (F32 or F64). Where rows are stored past the
+ * cache, `end` follows the last one. */
+typedef struct shf_row_ops {
+  void (*copy)(char *to, const char *from, int64_t bytes);
+  void (*zero)(char *to, int64_t bytes);
+  void (*add)(char *to, const char *a, const char *b, int64_t bytes);
+  void (*end)(void);
+} shf_row_ops;
 
-/* Whether rows are stored past the cache: there are too many for it, and they are whole lines. */
-static inline int shf_is_streamed(const void *to, int64_t count, int64_t row_bytes)
-{
-  enum { STREAM_BYTES = 8 << 20 };
-  return count * row_bytes >= STREAM_BYTES && (uintptr_t)to % SHF_LINE == 0 && row_bytes % SHF_LINE == 0;
-}
+/* For `count` rows that are written from `to` on: past the cache when they are too many for it and whole lines. `acc`: of
+ * sums. */
+const shf_row_ops *shf_row_ops_for(const void *to, int64_t count, int64_t row_bytes, sheaf_dtype acc);
 
-static inline void shf_copy_row(char *to, const char *from, int64_t bytes, int streamed)
-{
-#if defined(__SSE2__)
-  if (streamed) {
-    for (int64_t at = 0; at < bytes; at += SHF_LINE)
-      for (int64_t word = at; word < at + SHF_LINE; word += 16)
-        _mm_stream_si128((__m128i *)(void *)(to + word), _mm_loadu_si128((const __m128i *)(const void *)(from + word)));
-    return;
-  }
-#else
-  (void)streamed;
-#endif
-  memcpy(to, from, (size_t)bytes);
-}
-
-static inline void shf_end_stream(int streamed)
-{
-#if defined(__SSE2__)
-  if (streamed) _mm_sfence();
-#else
-  (void)streamed;
-#endif
-}
+/* The same for rows that stay in the cache. */
+const shf_row_ops *shf_row_ops_near(sheaf_dtype acc);
 
 /* ---- Asking for rows ---------------------------------------------------------------------------------------------- */
+
+enum { SHF_LINE = 64 };
 
 static inline void shf_ask_for(const char *row, int64_t bytes)
 {
@@ -77,7 +41,7 @@ static inline void shf_ask_for(const char *row, int64_t bytes)
 /* How many rows are asked for at a time, before those that were asked for last are used. */
 static inline int64_t shf_burst_of(int64_t row_bytes)
 {
-  enum { AHEAD_BYTES = 12 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128 };
+  enum { AHEAD_BYTES = 32 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128 };
   int64_t burst = AHEAD_BYTES / row_bytes;
   return burst < AHEAD_LEAST ? AHEAD_LEAST : burst > AHEAD_MOST ? AHEAD_MOST : burst;
 }

@@ -3,7 +3,11 @@
  * Each rank's terms come in the order of rows, so that the result is written from its first row to its last, once, past the
  * cache where it is large: rows without a term as zeros, rows with one as it is. A few rows at a time go through all ranks'
  * terms; of a row there are never more than two to be added, what was added before and the next. */
+#include <string.h>
+
+#include "core/cpu.h"
 #include "shard/row_copy.h"
+#include "shard/shard_call.h"
 
 /* ---- On the CPU --------------------------------------------------------------------------------------------------- */
 
@@ -18,55 +22,10 @@ static int64_t batch_of(const shf_row_merge *m)
   return batch < 1 ? 1 : batch > MOST_ROWS ? MOST_ROWS : batch;
 }
 
-static void add_rows(sheaf_dtype acc, char *sum, const char *a, const char *b, int64_t columns)
-{
-  if (acc == SHEAF_F64) {
-    double *to = (double *)(void *)sum;
-    const double *x = (const double *)(const void *)a, *y = (const double *)(const void *)b;
-#pragma omp simd
-    for (int64_t i = 0; i < columns; i++) to[i] = x[i] + y[i];
-  } else {
-    float *to = (float *)(void *)sum;
-    const float *x = (const float *)(const void *)a, *y = (const float *)(const void *)b;
-#pragma omp simd
-    for (int64_t i = 0; i < columns; i++) to[i] = x[i] + y[i];
-  }
-}
-
-/* A row of the result: whole lines of it past the cache, when that is wanted. */
-static void store_row(const shf_row_merge *m, char *to, const char *a, const char *b, int streamed)
-{
-  int64_t cell = cell_of(m);
-#if defined(__SSE2__)
-  if (streamed && b && m->acc == SHEAF_F64) {
-    for (int64_t at = 0; at < cell; at += 16)
-      _mm_stream_pd((double *)(void *)(to + at), _mm_add_pd(_mm_loadu_pd((const double *)(const void *)(a + at)),
-                                                            _mm_loadu_pd((const double *)(const void *)(b + at))));
-    return;
-  }
-  if (streamed && b) {
-    for (int64_t at = 0; at < cell; at += 16)
-      _mm_stream_ps((float *)(void *)(to + at), _mm_add_ps(_mm_loadu_ps((const float *)(const void *)(a + at)),
-                                                           _mm_loadu_ps((const float *)(const void *)(b + at))));
-    return;
-  }
-  if (streamed && !a) {
-    for (int64_t at = 0; at < cell; at += 16) _mm_stream_si128((__m128i *)(void *)(to + at), _mm_setzero_si128());
-    return;
-  }
-#endif
-  if (b)
-    add_rows(m->acc, to, a, b, m->columns);
-  else if (a)
-    shf_copy_row(to, a, cell, streamed);
-  else
-    memset(to, 0, (size_t)cell);
-}
-
 typedef struct merging {
   const shf_row_merge *m;
   char *total;
-  int streamed;
+  const shf_row_ops *store, *add; /* of the result; of what is added before */
 } merging;
 
 static inline int64_t id_at(const shf_row_merge *m, const shf_row_part *part, int64_t at)
@@ -106,15 +65,23 @@ static void merge_batch(const merging *k, int64_t *next, char *sums, int64_t fir
       } else {
         char *sum = sums ? sums + (row - first) * cell : NULL;
         if (known[1]) {
-          add_rows(m->acc, sum, known[0], known[1], m->columns);
+          k->add->add(sum, known[0], known[1], cell);
           known[0] = sum;
         }
         known[1] = more;
       }
     }
   }
-  for (int64_t row = first; row < last; row++)
-    store_row(m, k->total + row * cell, term[row - first][0], term[row - first][1], k->streamed);
+  for (int64_t row = first; row < last; row++) {
+    const char **known = term[row - first];
+    char *to = k->total + row * cell;
+    if (known[1])
+      k->store->add(to, known[0], known[1], cell);
+    else if (known[0])
+      k->store->copy(to, known[0], cell);
+    else
+      k->store->zero(to, cell);
+  }
 }
 
 static void merge_share(const void *context, int thread, int64_t first, int64_t last)
@@ -128,7 +95,7 @@ static void merge_share(const void *context, int thread, int64_t first, int64_t 
   for (int64_t row = first; row < last; row += batch)
     merge_batch(k, next, sums, row, row + batch < last ? row + batch : last);
   shf_core_fp_leave(mode);
-  shf_end_stream(k->streamed);
+  k->store->end();
 }
 
 /* ---- On a device -------------------------------------------------------------------------------------------------- */
@@ -178,7 +145,7 @@ sheaf_status shf_merge_run(shf_call *c, const shf_row_merge *m, void *total)
   int64_t cell = cell_of(m);
   if (cell == 0 || m->rows == 0) return SHEAF_OK;
   if (shf_is_host(c->site.device)) {
-    const merging k = {m, total, shf_is_streamed(total, m->rows, cell)};
+    const merging k = {m, total, shf_row_ops_for(total, m->rows, cell, m->acc), shf_row_ops_near(m->acc)};
     shf_share(merge_share, &k, m->rows, m->rows * cell, m->threads);
     return SHEAF_OK;
   }

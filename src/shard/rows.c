@@ -3,6 +3,7 @@
  * On the CPU these are loops of this file's own, which cannot fail, so that they can run after ranks have agreed, and
  * between the halves of an exchange. On a device a lookup is used as a tool. */
 #include "shard/row_copy.h"
+#include "shard/shard_call.h"
 
 /* ---- Fetching ----------------------------------------------------------------------------------------------------- */
 
@@ -11,7 +12,7 @@ typedef struct fetching {
   sheaf_dtype number;
   const void *ids;
   char *rows;
-  int streamed;
+  const shf_row_ops *ops;
 } fetching;
 
 static inline const char *source_row(const fetching *f, int64_t at)
@@ -29,9 +30,9 @@ static void fetch_rows(const void *context, int thread, int64_t first, int64_t l
     for (int64_t end; asked < last && asked <= i + burst;)
       for (end = asked + burst < last ? asked + burst : last; asked < end; asked++)
         shf_ask_for(source_row(f, asked), bytes);
-    shf_copy_row(f->rows + i * bytes, source_row(f, i), bytes, f->streamed);
+    f->ops->copy(f->rows + i * bytes, source_row(f, i), bytes);
   }
-  shf_end_stream(f->streamed);
+  f->ops->end();
 }
 
 /* The widest type as whose elements rows can be copied: their length and place must be multiples of it. */
@@ -51,7 +52,7 @@ sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, sheaf_dty
   int64_t row_bytes = source->row_bytes;
   if (row_bytes == 0 || count == 0) return SHEAF_OK;
   if (shf_is_host(c->site.device)) {
-    const fetching f = {source, number, ids, rows, shf_is_streamed(rows, count, row_bytes)};
+    const fetching f = {source, number, ids, rows, shf_row_ops_for(rows, count, row_bytes, SHEAF_F32)};
     shf_share(fetch_rows, &f, count, count * row_bytes, sheaf_threads());
     return SHEAF_OK;
   }
@@ -87,61 +88,89 @@ typedef struct copying {
   int64_t row_bytes;
   char *out;
   shf_entry_kind kind;
-  int streamed;
+  const shf_row_ops *ops;
 } copying;
 
-/* Entries of a block whose rows are the wanted ones, and where those are. Which they are cannot be foretold, so that there is
- * no branch for it. */
-static int64_t choose(const copying *k, const int64_t *rows, int64_t count, int64_t *entry, int64_t *from)
+/* Some of the entries of a block, and where their rows are. */
+typedef struct chosen {
+  int64_t count, entry[SHF_ENTRIES], from[SHF_ENTRIES];
+} chosen;
+
+/* Entries first .. first + count - 1 whose rows are the wanted ones. Which they are cannot be foretold, so that there is no
+ * branch for it. */
+static void choose(const copying *k, int64_t first, int64_t count, chosen *c)
 {
   const shf_dispatch *d = k->d;
-  int64_t chosen = 0, lo = d->row_lo, places[SHF_ENTRIES];
-  const uint64_t own = (uint64_t)(d->row_hi - lo);
+  int64_t rows[SHF_ENTRIES], places[SHF_ENTRIES], lo = d->row_lo;
+  const uint64_t own = (uint64_t)(d->row_hi - lo), away = (uint64_t)d->away, distinct = (uint64_t)d->distinct;
+  c->count = 0;
+  shf_dispatch_rows(d, first, count, rows);
   if (k->kind == SHF_ENTRIES_OWN) {
     for (int64_t i = 0; i < count; i++) {
-      entry[chosen] = i;
-      from[chosen] = rows[i] - lo;
-      chosen += (uint64_t)(rows[i] - lo) < own;
+      c->entry[c->count] = first + i;
+      c->from[c->count] = rows[i] - lo;
+      c->count += (uint64_t)(rows[i] - lo) < own;
     }
-    return chosen;
+    return;
   }
   shf_dispatch_places(d, rows, count, places);
-  const int away = k->kind == SHF_ENTRIES_AWAY;
   for (int64_t i = 0; i < count; i++) { /* a skipped entry is at -1, beyond all places */
-    entry[chosen] = i;
-    from[chosen] = places[i];
-    chosen += away ? (uint64_t)places[i] < (uint64_t)d->away : (uint64_t)places[i] >= (uint64_t)d->distinct;
+    c->entry[c->count] = first + i;
+    c->from[c->count] = places[i];
+    c->count += k->kind == SHF_ENTRIES_AWAY ? (uint64_t)places[i] < away : (uint64_t)places[i] >= distinct;
   }
-  return chosen;
 }
 
-static void copy_block(const copying *k, int64_t first, int64_t count)
+/* Asks for the next rows of two lists, counted from the first of `now`; returns how many have been. */
+static int64_t ask_for_more(const copying *k, const chosen *now, const chosen *next, int64_t asked)
 {
-  int64_t rows[SHF_ENTRIES], entry[SHF_ENTRIES], from[SHF_ENTRIES], bytes = k->row_bytes, asked = 0;
-  shf_dispatch_rows(k->d, first, count, rows);
-  int64_t chosen = choose(k, rows, count, entry, from), burst = shf_burst_of(bytes);
-  char *out = k->out + first * bytes;
-  for (int64_t i = 0; k->kind == SHF_ENTRIES_NONE && i < chosen; i++) memset(out + entry[i] * bytes, 0, (size_t)bytes);
-  if (k->kind == SHF_ENTRIES_NONE) return;
-  for (int64_t i = 0; i < chosen; i++) {
-    for (int64_t end; asked < chosen && asked <= i + burst;)
-      for (end = asked + burst < chosen ? asked + burst : chosen; asked < end; asked++)
-        shf_ask_for(k->rows + from[asked] * bytes, bytes);
-    shf_copy_row(out + entry[i] * bytes, k->rows + from[i] * bytes, bytes, k->streamed);
+  int64_t all = now->count + next->count, burst = shf_burst_of(k->row_bytes);
+  int64_t end = asked + burst < all ? asked + burst : all;
+  for (; asked < end; asked++) {
+    int64_t from = asked < now->count ? now->from[asked] : next->from[asked - now->count];
+    shf_ask_for(k->rows + from * k->row_bytes, k->row_bytes);
   }
+  return asked;
 }
 
 static void copy_entries(const void *context, int thread, int64_t first, int64_t last)
 {
   const copying *k = context;
+  chosen lists[2], *now = &lists[0], *next = &lists[1];
+  int64_t bytes = k->row_bytes, burst = shf_burst_of(bytes), asked = 0;
   (void)thread;
-  for (int64_t at = first; at < last; at += SHF_ENTRIES)
-    copy_block(k, at, last - at < SHF_ENTRIES ? last - at : SHF_ENTRIES);
-  shf_end_stream(k->streamed);
+  choose(k, first, last - first < SHF_ENTRIES ? last - first : SHF_ENTRIES, now);
+  for (int64_t at = first; at < last; at += SHF_ENTRIES) {
+    int64_t left = last - at - SHF_ENTRIES;
+    next->count = 0;
+    if (left > 0) choose(k, at + SHF_ENTRIES, left < SHF_ENTRIES ? left : SHF_ENTRIES, next);
+    for (int64_t i = 0; i < now->count; i++) {
+      while (asked < now->count + next->count && asked <= i + burst) asked = ask_for_more(k, now, next, asked);
+      k->ops->copy(k->out + now->entry[i] * bytes, k->rows + now->from[i] * bytes, bytes);
+    }
+    asked = asked > now->count ? asked - now->count : 0;
+    chosen *swap = now;
+    now = next;
+    next = swap;
+  }
+  k->ops->end();
+}
+
+static void clear_entries(const void *context, int thread, int64_t first, int64_t last)
+{
+  const copying *k = context;
+  chosen none;
+  (void)thread;
+  for (int64_t at = first; at < last; at += SHF_ENTRIES) {
+    choose(k, at, last - at < SHF_ENTRIES ? last - at : SHF_ENTRIES, &none);
+    for (int64_t i = 0; i < none.count; i++) k->ops->zero(k->out + none.entry[i] * k->row_bytes, k->row_bytes);
+  }
+  k->ops->end();
 }
 
 void shf_dispatch_copy(const shf_dispatch *d, shf_entry_kind kind, const void *rows, int64_t row_bytes, void *out)
 {
-  const copying k = {d, rows, row_bytes, out, kind, shf_is_streamed(out, d->entries, row_bytes)};
-  if (row_bytes > 0) shf_share(copy_entries, &k, d->entries, d->entries * row_bytes, sheaf_threads());
+  const copying k = {d, rows, row_bytes, out, kind, shf_row_ops_for(out, d->entries, row_bytes, SHEAF_F32)};
+  shf_share_fn *work = kind == SHF_ENTRIES_NONE ? clear_entries : copy_entries;
+  if (row_bytes > 0 && d->entries > 0) shf_share(work, &k, d->entries, d->entries * row_bytes, sheaf_threads());
 }
