@@ -68,12 +68,8 @@ void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_d
   FLOW(&c->flow, shf_call_get(c, d->away * e->row_bytes, &brought));
   FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, out));
   answer(e, table, d, asked, answers);
-  SURELY(&c->flow, shf_dispatch_start(d, shf_host(), answers, d->asked_at, brought, d->ask_at, e->row_bytes));
+  SURELY(&c->flow, shf_dispatch_bring(d, shf_host(), answers, brought, e->row_bytes));
   if (c->flow.status != SHEAF_OK) return;
-  char *rows = shf_dtensor_data(*out);
-  shf_dispatch_copy(d, SHF_ENTRIES_OWN, shf_dtensor_data(table), e->row_bytes, rows); /* while others travel */
-  if (!d->is_whole) shf_dispatch_copy(d, SHF_ENTRIES_NONE, NULL, e->row_bytes, rows);
-  SURELY(&c->flow, shf_dispatch_finish(d));
-  if (c->flow.status == SHEAF_OK && d->away > 0) shf_dispatch_copy(d, SHF_ENTRIES_AWAY, brought, e->row_bytes, rows);
+  shf_dispatch_copy(d, shf_dtensor_data(table), brought, e->row_bytes, shf_dtensor_data(*out));
 }
 /* NOLINTEND(clang-analyzer-core.*) */

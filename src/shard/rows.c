@@ -84,51 +84,43 @@ sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, sheaf_dty
 
 typedef struct copying {
   const shf_dispatch *d;
-  const char *rows;
+  const char *own, *brought;
   int64_t row_bytes;
   char *out;
-  shf_entry_kind kind;
   const shf_row_ops *ops;
 } copying;
 
-/* Some of the entries of a block, and where their rows are. */
-typedef struct chosen {
-  int64_t count, entry[SHF_ENTRIES], from[SHF_ENTRIES];
-} chosen;
+/* Where the rows of a block of entries are; NULL: nowhere. */
+typedef struct block {
+  int64_t count;
+  const char *from[SHF_ENTRIES];
+} block;
 
-/* Entries first .. first + count - 1 whose rows are the wanted ones. Which they are cannot be foretold, so that there is no
- * branch for it. */
-static void choose(const copying *k, int64_t first, int64_t count, chosen *c)
+/* Entries first .. last - 1, at most a block. Whose rows they name cannot be foretold, so that there is no branch for it. */
+static void find_rows(const copying *k, int64_t first, int64_t last, block *b)
 {
   const shf_dispatch *d = k->d;
-  int64_t rows[SHF_ENTRIES], places[SHF_ENTRIES], lo = d->row_lo;
-  const uint64_t own = (uint64_t)(d->row_hi - lo), away = (uint64_t)d->away, distinct = (uint64_t)d->distinct;
-  c->count = 0;
-  shf_dispatch_rows(d, first, count, rows);
-  if (k->kind == SHF_ENTRIES_OWN) {
-    for (int64_t i = 0; i < count; i++) {
-      c->entry[c->count] = first + i;
-      c->from[c->count] = rows[i] - lo;
-      c->count += (uint64_t)(rows[i] - lo) < own;
-    }
-    return;
-  }
-  shf_dispatch_places(d, rows, count, places);
-  for (int64_t i = 0; i < count; i++) { /* a skipped entry is at -1, beyond all places */
-    c->entry[c->count] = first + i;
-    c->from[c->count] = places[i];
-    c->count += k->kind == SHF_ENTRIES_AWAY ? (uint64_t)places[i] < away : (uint64_t)places[i] >= distinct;
+  int64_t rows[SHF_ENTRIES], places[SHF_ENTRIES], lo = d->row_lo, bytes = k->row_bytes;
+  const uint64_t own = (uint64_t)(d->row_hi - lo), away = (uint64_t)d->away;
+  b->count = last - first < SHF_ENTRIES ? last - first : SHF_ENTRIES;
+  if (b->count <= 0) return;
+  shf_dispatch_rows(d, first, b->count, rows);
+  shf_dispatch_places(d, rows, b->count, places);
+  for (int64_t i = 0; i < b->count; i++) { /* a skipped entry's row and place are -1, beyond all */
+    int is_own = (uint64_t)(rows[i] - lo) < own, is_away = (uint64_t)places[i] < away;
+    const char *base = is_own ? k->own : k->brought;
+    int64_t at = (is_own ? rows[i] - lo : places[i]) * bytes;
+    b->from[i] = is_own | is_away ? base + at : NULL;
   }
 }
 
-/* Asks for the next rows of two lists, counted from the first of `now`; returns how many have been. */
-static int64_t ask_for_more(const copying *k, const chosen *now, const chosen *next, int64_t asked)
+/* Asks for rows of two blocks that follow each other, counted from the first of `now`; returns how many have been. */
+static int64_t ask_for_more(const copying *k, const block *now, const block *next, int64_t asked, int64_t burst)
 {
-  int64_t all = now->count + next->count, burst = shf_burst_of(k->row_bytes);
-  int64_t end = asked + burst < all ? asked + burst : all;
+  int64_t all = now->count + next->count, end = asked + burst < all ? asked + burst : all;
   for (; asked < end; asked++) {
-    int64_t from = asked < now->count ? now->from[asked] : next->from[asked - now->count];
-    shf_ask_for(k->rows + from * k->row_bytes, k->row_bytes);
+    const char *row = asked < now->count ? now->from[asked] : next->from[asked - now->count];
+    if (row) shf_ask_for(row, k->row_bytes);
   }
   return asked;
 }
@@ -136,41 +128,31 @@ static int64_t ask_for_more(const copying *k, const chosen *now, const chosen *n
 static void copy_entries(const void *context, int thread, int64_t first, int64_t last)
 {
   const copying *k = context;
-  chosen lists[2], *now = &lists[0], *next = &lists[1];
+  block blocks[2], *now = &blocks[0], *next = &blocks[1];
   int64_t bytes = k->row_bytes, burst = shf_burst_of(bytes), asked = 0;
   (void)thread;
-  choose(k, first, last - first < SHF_ENTRIES ? last - first : SHF_ENTRIES, now);
+  find_rows(k, first, last, now);
   for (int64_t at = first; at < last; at += SHF_ENTRIES) {
-    int64_t left = last - at - SHF_ENTRIES;
-    next->count = 0;
-    if (left > 0) choose(k, at + SHF_ENTRIES, left < SHF_ENTRIES ? left : SHF_ENTRIES, next);
+    find_rows(k, at + SHF_ENTRIES, last, next);
     for (int64_t i = 0; i < now->count; i++) {
-      while (asked < now->count + next->count && asked <= i + burst) asked = ask_for_more(k, now, next, asked);
-      k->ops->copy(k->out + now->entry[i] * bytes, k->rows + now->from[i] * bytes, bytes);
+      if (asked <= i + burst) asked = ask_for_more(k, now, next, asked, burst);
+      char *to = k->out + (at + i) * bytes;
+      if (now->from[i])
+        k->ops->copy(to, now->from[i], bytes);
+      else
+        k->ops->zero(to, bytes);
     }
     asked = asked > now->count ? asked - now->count : 0;
-    chosen *swap = now;
+    block *swap = now;
     now = next;
     next = swap;
   }
   k->ops->end();
 }
 
-static void clear_entries(const void *context, int thread, int64_t first, int64_t last)
+void shf_dispatch_copy(const shf_dispatch *d, const void *own, const void *brought, int64_t row_bytes, void *out)
 {
-  const copying *k = context;
-  chosen none;
-  (void)thread;
-  for (int64_t at = first; at < last; at += SHF_ENTRIES) {
-    choose(k, at, last - at < SHF_ENTRIES ? last - at : SHF_ENTRIES, &none);
-    for (int64_t i = 0; i < none.count; i++) k->ops->zero(k->out + none.entry[i] * k->row_bytes, k->row_bytes);
-  }
-  k->ops->end();
-}
-
-void shf_dispatch_copy(const shf_dispatch *d, shf_entry_kind kind, const void *rows, int64_t row_bytes, void *out)
-{
-  const copying k = {d, rows, row_bytes, out, kind, shf_row_ops_for(out, d->entries, row_bytes, SHEAF_F32)};
-  shf_share_fn *work = kind == SHF_ENTRIES_NONE ? clear_entries : copy_entries;
-  if (row_bytes > 0 && d->entries > 0) shf_share(work, &k, d->entries, d->entries * row_bytes, sheaf_threads());
+  const copying k = {d, own, brought, row_bytes, out, shf_row_ops_for(out, d->entries, row_bytes, SHEAF_F32)};
+  if (row_bytes > 0 && d->entries > 0)
+    shf_share(copy_entries, &k, d->entries, d->entries * row_bytes, sheaf_threads());
 }

@@ -91,10 +91,9 @@ typedef struct shf_row_source {
 sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, sheaf_dtype number, const void *ids,
                             int64_t count, void *rows);
 
-/* On the CPU, rows to the entries of `out` that name them: those of this rank, from its table; those of others, which are
- * in `rows` by their places; or zeros, where no member holds the row or there is none. */
-typedef enum shf_entry_kind { SHF_ENTRIES_OWN, SHF_ENTRIES_AWAY, SHF_ENTRIES_NONE } shf_entry_kind;
-void shf_dispatch_copy(const shf_dispatch *d, shf_entry_kind kind, const void *rows, int64_t row_bytes, void *out);
+/* On the CPU, an output of a row for each entry: from this rank's part of the table, from what others sent (by places), and
+ * zeros where no member holds the row or there is none. */
+void shf_dispatch_copy(const shf_dispatch *d, const void *own, const void *brought, int64_t row_bytes, void *out);
 
 /* ---- Terms of rows: row_merge.c ----------------------------------------------------------------------------------- */
 
