@@ -41,7 +41,7 @@ static inline void shf_ask_for(const char *row, int64_t bytes)
 /* How many rows are asked for at a time, before those that were asked for last are used. */
 static inline int64_t shf_burst_of(int64_t row_bytes)
 {
-  enum { AHEAD_BYTES = 32 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128 };
+  enum { AHEAD_BYTES = 8 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128 };
   int64_t burst = AHEAD_BYTES / row_bytes;
   return burst < AHEAD_LEAST ? AHEAD_LEAST : burst > AHEAD_MOST ? AHEAD_MOST : burst;
 }
