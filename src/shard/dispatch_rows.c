@@ -71,26 +71,73 @@ static void find_members(const shf_dispatch_task *t, shf_dispatch *d)
 
 /* ---- Distinct rows ---------------------------------------------------------------------------------------------- */
 
+/* Loops over 64-bit numbers want comparisons that the first x86-64 had not: they are compiled twice. */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define WITH_AVX2 __attribute__((target("avx2")))
+#else
+#define WITH_AVX2
+#endif
+
+ALWAYS_INLINE void load_rows(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
+{
+  const int64_t limit = d->rows, skipped = d->skipped, *wide = d->indices;
+  const int32_t *narrow = d->indices;
+  if (d->index_dtype == SHEAF_I32)
+    for (int64_t i = 0; i < count; i++) {
+      int64_t row = narrow[first + i];
+      rows[i] = row >= 0 && row < limit && row != skipped ? row : -1;
+    }
+  else
+    for (int64_t i = 0; i < count; i++) {
+      int64_t row = wide[first + i];
+      rows[i] = row >= 0 && row < limit && row != skipped ? row : -1;
+    }
+}
+static void load_rows_plain(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
+{
+  load_rows(d, first, count, rows);
+}
+WITH_AVX2 static void load_rows_avx2(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
+{
+  load_rows(d, first, count, rows);
+}
+
 void shf_dispatch_rows(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
 {
-  const uint64_t limit = (uint64_t)d->rows;
-  const int64_t skipped = d->skipped;
-  if (d->index_dtype == SHEAF_I32)
-    for (int64_t i = 0; i < count; i++) rows[i] = ((const int32_t *)d->indices)[first + i];
+  if (sheaf_isa_current() >= SHEAF_ISA_AVX2)
+    load_rows_avx2(d, first, count, rows);
   else
-    memcpy(rows, (const int64_t *)d->indices + first, (size_t)count * sizeof *rows);
-  for (int64_t i = 0; i < count; i++) rows[i] = (uint64_t)rows[i] < limit && rows[i] != skipped ? rows[i] : -1;
+    load_rows_plain(d, first, count, rows);
+}
+
+/* Numbers in the order of rows become places: this rank's rows come last. */
+ALWAYS_INLINE void move_own(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
+{
+  const int64_t lo = d->row_lo, hi = d->row_hi, distinct = d->distinct;
+  const int64_t up = d->away - d->before, down = d->distinct - d->away;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t moved = places[i] + (rows[i] >= lo ? up : 0) - (rows[i] >= hi ? up + down : 0);
+    int64_t nobodys = rows[i] < 0 ? -1 : distinct;
+    places[i] = places[i] < 0 ? nobodys : moved;
+  }
+}
+static void move_own_plain(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
+{
+  move_own(d, rows, count, places);
+}
+WITH_AVX2 static void move_own_avx2(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
+{
+  move_own(d, rows, count, places);
 }
 
 void shf_dispatch_places(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
 {
-  const int64_t own = d->distinct - d->away, before = d->before, away = d->away, distinct = d->distinct;
   shf_row_set_find(&d->set, rows, count, places);
-  for (int64_t i = 0; i < count; i++) { /* this rank's rows come last */
-    int64_t number = places[i], moved = number < before ? 0 : number < before + own ? away - before : -own;
-    int64_t nobodys = rows[i] < 0 ? -1 : distinct;
-    places[i] = number < 0 ? nobodys : number + moved;
-  }
+  if (sheaf_isa_current() >= SHEAF_ISA_AVX2)
+    move_own_avx2(d, rows, count, places);
+  else
+    move_own_plain(d, rows, count, places);
 }
 
 /* The next entries, at most a block of them. */
