@@ -1,7 +1,8 @@
 /* 07_row_wise_mpi.c: trains a table that is cut by rows over ranks, and gets the loss curve of one rank to the bit.
  *
  *   ./07_row_wise_mpi                        one rank
- *   mpirun -n 4 ./07_row_wise_mpi mpi        four, each with a quarter of the rows
+ *   mpirun -n 4 ./07_row_wise_mpi mpi        four, each with a quarter of the rows (Open MPI on a machine with fewer
+ *                                            cores: mpirun --oversubscribe -n 4 ...)
  *
  * The table never moves. A lookup gives each rank the rows it holds and zero bits elsewhere; adding the bits makes the
  * output whole. Backward, each rank keeps the gradient of its own rows and nothing is sent at all. */

@@ -88,7 +88,7 @@ typedef struct cursor {
   int64_t piece, entry, bag;
 } cursor;
 
-/* Cuts the bags. Rows come from the entries themselves, by blocks. */
+/* Cuts the bags; `length` gets where each piece begins, at first. Rows come from the entries themselves, by blocks. */
 static void cut_bags(const shf_embedding_call *e, const shf_dispatch *d, const char *weights, cursor *at, shf_pieces *p)
 {
   int narrow = d->number == SHEAF_I32;
@@ -102,16 +102,14 @@ static void cut_bags(const shf_embedding_call *e, const shf_dispatch *d, const c
         to = d->entries - i < SHF_ENTRIES ? d->entries : i + SHF_ENTRIES;
         shf_dispatch_rows(d, from, to - from, rows);
       }
-      int64_t g = p->owner[i];
-      if (g < 0) continue;
-      cursor *c = &at[g];
+      if (p->owner[i] < 0) continue;
+      cursor *c = &at[p->owner[i]];
       int64_t entry = c->entry++;
       if (c->bag != b + 1) {
         c->bag = b + 1;
         p->bag[c->piece] = b;
-        p->length[c->piece++] = 0;
+        p->length[c->piece++] = entry;
       }
-      p->length[c->piece - 1]++;
       if (narrow)
         ((int32_t *)p->ids)[entry] = (int32_t)rows[i - from];
       else
@@ -119,6 +117,9 @@ static void cut_bags(const shf_embedding_call *e, const shf_dispatch *d, const c
       if (size) memcpy((char *)p->weights + entry * size, weights + i * size, (size_t)size);
     }
   }
+  /* All pieces lie one behind the other, and so do their entries. */
+  int64_t pieces = p->piece_at[d->members], entries = p->entry_at[d->members];
+  for (int64_t k = 0; k < pieces; k++) p->length[k] = (k + 1 < pieces ? p->length[k + 1] : entries) - p->length[k];
 }
 
 static sheaf_status make_pieces(shf_embedding_call *e, const shf_dispatch *d, const void *weights, shf_pieces *p)

@@ -165,21 +165,18 @@ sheaf_status shf_dispatch_place(shf_pool *pool, shf_dispatch *d)
 static void find_distinct(shf_dispatch *d)
 {
   const shf_holders *h = &d->holders;
-  int64_t rows[SHF_ENTRIES], *at = d->ask_at, named = 0, held = 0;
+  int64_t rows[SHF_ENTRIES], *at = d->ask_at;
   for (int64_t first = 0; first < d->entries; first += SHF_ENTRIES) {
     int64_t count = block_from(d, first);
     shf_dispatch_rows(d, first, count, rows);
     shf_row_set_add(&d->set, rows, count);
-    for (int64_t i = 0; i < count; i++) named += rows[i] >= 0;
   }
   d->distinct = shf_row_set_number(&d->set, h->range, h->count);
   memset(at, 0, (size_t)(d->members + 1) * sizeof *at);
   for (int64_t i = 0; i < h->count; i++) {
     at[h->member[i] + 1] = h->range[i].named;
     if (h->range[i].hi <= d->row_lo) d->before += h->range[i].named;
-    held += h->range[i].hi - h->range[i].lo;
   }
-  d->is_whole = named == d->entries && held == d->rows;
   for (int64_t g = 0; g < d->members; g++) at[g + 1] += at[g];
   d->away = at[d->members - 1];
 }

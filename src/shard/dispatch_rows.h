@@ -30,7 +30,6 @@ typedef struct shf_dispatch {
   int64_t *asked_at;  /* members: asked[asked_at[g]] .. are those g asked for, of the others */
   int64_t distinct;   /* rows that entries name and a member holds */
   int64_t away;       /* of those, the ones that others hold: the first */
-  int is_whole;       /* every entry names one of them */
   sheaf_dtype number; /* of ids, asked and place: I32 when the table's rows can be counted so, else I64 */
   void *ids;          /* of the distinct rows; from shf_dispatch_count on */
   void *asked;        /* rows others ask this rank for */

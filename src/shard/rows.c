@@ -96,14 +96,14 @@ typedef struct block {
   const char *from[SHF_ENTRIES];
 } block;
 
-/* Entries first .. last - 1, at most a block. Whose rows they name cannot be foretold, so that there is no branch for it. */
+/* Entries first .. last - 1, at most a block of them. Whose rows they name cannot be foretold, so that there is no branch for it. */
 static void find_rows(const copying *k, int64_t first, int64_t last, block *b)
 {
   const shf_dispatch *d = k->d;
   int64_t rows[SHF_ENTRIES], places[SHF_ENTRIES], lo = d->row_lo, bytes = k->row_bytes;
   const uint64_t own = (uint64_t)(d->row_hi - lo), away = (uint64_t)d->away;
-  b->count = last - first < SHF_ENTRIES ? last - first : SHF_ENTRIES;
-  if (b->count <= 0) return;
+  b->count = first >= last ? 0 : last - first < SHF_ENTRIES ? last - first : SHF_ENTRIES;
+  if (b->count == 0) return;
   shf_dispatch_rows(d, first, b->count, rows);
   shf_dispatch_places(d, rows, b->count, places);
   for (int64_t i = 0; i < b->count; i++) { /* a skipped entry's row and place are -1, beyond all */
