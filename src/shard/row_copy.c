@@ -36,7 +36,6 @@ static void add_f32(char *to, const char *a, const char *b, int64_t bytes)
 {
   float *sum = (float *)(void *)to;
   const float *x = (const float *)(const void *)a, *y = (const float *)(const void *)b;
-#pragma omp simd
   for (int64_t i = 0; i < bytes / 4; i++) sum[i] = x[i] + y[i];
 }
 
@@ -44,7 +43,6 @@ static void add_f64(char *to, const char *a, const char *b, int64_t bytes)
 {
   double *sum = (double *)(void *)to;
   const double *x = (const double *)(const void *)a, *y = (const double *)(const void *)b;
-#pragma omp simd
   for (int64_t i = 0; i < bytes / 8; i++) sum[i] = x[i] + y[i];
 }
 
