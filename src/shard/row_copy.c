@@ -32,6 +32,15 @@ static void copy_near(char *to, const char *from, int64_t bytes) { memcpy(to, fr
 static void zero_near(char *to, int64_t bytes) { memset(to, 0, (size_t)bytes); }
 static void end_near(void) {}
 
+static void collect_near(char *to, const char *const *from, int64_t count, int64_t bytes)
+{
+  for (int64_t i = 0; i < count; i++, to += bytes)
+    if (from[i])
+      copy_near(to, from[i], bytes);
+    else
+      zero_near(to, bytes);
+}
+
 static void add_f32(char *to, const char *a, const char *b, int64_t bytes)
 {
   float *sum = (float *)(void *)to;
@@ -46,8 +55,8 @@ static void add_f64(char *to, const char *a, const char *b, int64_t bytes)
   for (int64_t i = 0; i < bytes / 8; i++) sum[i] = x[i] + y[i];
 }
 
-static const shf_row_ops near_f32 = {copy_near, zero_near, add_f32, end_near};
-static const shf_row_ops near_f64 = {copy_near, zero_near, add_f64, end_near};
+static const shf_row_ops near_f32 = {copy_near, zero_near, add_f32, collect_near, end_near};
+static const shf_row_ops near_f64 = {copy_near, zero_near, add_f64, collect_near, end_near};
 
 const shf_row_ops *shf_row_ops_near(sheaf_dtype acc) { return acc == SHEAF_F64 ? &near_f64 : &near_f32; }
 
@@ -65,6 +74,15 @@ static void copy_sse2(char *to, const char *from, int64_t bytes)
 static void zero_sse2(char *to, int64_t bytes)
 {
   for (int64_t at = 0; at < bytes; at += 16) _mm_stream_si128((__m128i *)(void *)(to + at), _mm_setzero_si128());
+}
+
+static void collect_sse2(char *to, const char *const *from, int64_t count, int64_t bytes)
+{
+  for (int64_t i = 0; i < count; i++, to += bytes)
+    if (from[i])
+      copy_sse2(to, from[i], bytes);
+    else
+      zero_sse2(to, bytes);
 }
 
 static void add_f32_sse2(char *to, const char *a, const char *b, int64_t bytes)
@@ -93,6 +111,15 @@ WITH_AVX512 static void zero_avx512(char *to, int64_t bytes)
   for (int64_t at = 0; at < bytes; at += 64) _mm512_stream_si512((__m512i *)(void *)(to + at), _mm512_setzero_si512());
 }
 
+WITH_AVX512 static void collect_avx512(char *to, const char *const *from, int64_t count, int64_t bytes)
+{
+  for (int64_t i = 0; i < count; i++, to += bytes)
+    if (from[i])
+      copy_avx512(to, from[i], bytes);
+    else
+      zero_avx512(to, bytes);
+}
+
 WITH_AVX512 static void add_f32_avx512(char *to, const char *a, const char *b, int64_t bytes)
 {
   for (int64_t at = 0; at < bytes; at += 64)
@@ -105,10 +132,10 @@ WITH_AVX512 static void add_f64_avx512(char *to, const char *a, const char *b, i
     _mm512_stream_pd((double *)(void *)(to + at), _mm512_add_pd(_mm512_loadu_pd(a + at), _mm512_loadu_pd(b + at)));
 }
 
-static const shf_row_ops stream_f32[2] = {{copy_sse2, zero_sse2, add_f32_sse2, end_stream},
-                                          {copy_avx512, zero_avx512, add_f32_avx512, end_stream}};
-static const shf_row_ops stream_f64[2] = {{copy_sse2, zero_sse2, add_f64_sse2, end_stream},
-                                          {copy_avx512, zero_avx512, add_f64_avx512, end_stream}};
+static const shf_row_ops stream_f32[2] = {{copy_sse2, zero_sse2, add_f32_sse2, collect_sse2, end_stream},
+                                          {copy_avx512, zero_avx512, add_f32_avx512, collect_avx512, end_stream}};
+static const shf_row_ops stream_f64[2] = {{copy_sse2, zero_sse2, add_f64_sse2, collect_sse2, end_stream},
+                                          {copy_avx512, zero_avx512, add_f64_avx512, collect_avx512, end_stream}};
 
 const shf_row_ops *shf_row_ops_for(const void *to, int64_t count, int64_t row_bytes, sheaf_dtype acc)
 {

@@ -13,12 +13,14 @@ void shf_share(shf_share_fn *work, const void *context, int64_t count, int64_t b
 
 /* ---- Rows --------------------------------------------------------------------------------------------------------- */
 
-/* What is done to rows of so many bytes: a copy, zeros, and a sum of elements (F32 or F64). Where rows are stored past the
- * cache, `end` follows the last one. */
+/* What is done to rows of so many bytes: a copy, zeros, a sum of elements (F32 or F64), and copies of rows from anywhere, or
+ * zeros where there is none, to places that follow each other. Where rows are stored past the cache, `end` follows the last
+ * one. */
 typedef struct shf_row_ops {
   void (*copy)(char *to, const char *from, int64_t bytes);
   void (*zero)(char *to, int64_t bytes);
   void (*add)(char *to, const char *a, const char *b, int64_t bytes);
+  void (*collect)(char *to, const char *const *from, int64_t count, int64_t bytes);
   void (*end)(void);
 } shf_row_ops;
 
@@ -39,11 +41,12 @@ static inline void shf_ask_for(const char *row, int64_t bytes)
 }
 
 /* How many rows are asked for at a time, before those that were asked for last are used. */
+enum { SHF_BURST = 128 };
 static inline int64_t shf_burst_of(int64_t row_bytes)
 {
-  enum { AHEAD_BYTES = 8 << 10, AHEAD_LEAST = 4, AHEAD_MOST = 128 };
+  enum { AHEAD_BYTES = 8 << 10, AHEAD_LEAST = 4 };
   int64_t burst = AHEAD_BYTES / row_bytes;
-  return burst < AHEAD_LEAST ? AHEAD_LEAST : burst > AHEAD_MOST ? AHEAD_MOST : burst;
+  return burst < AHEAD_LEAST ? AHEAD_LEAST : burst > SHF_BURST ? SHF_BURST : burst;
 }
 
 #endif

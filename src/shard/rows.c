@@ -21,16 +21,17 @@ static inline const char *source_row(const fetching *f, int64_t at)
   return (const char *)f->source->data + (id - f->source->first) * f->source->row_bytes;
 }
 
+/* Burst by burst: rows are asked for while those before them are copied. */
 static void fetch_rows(const void *context, int thread, int64_t first, int64_t last)
 {
   const fetching *f = context;
+  const char *from[2][SHF_BURST];
   int64_t bytes = f->source->row_bytes, burst = shf_burst_of(bytes), asked = first;
   (void)thread;
-  for (int64_t i = first; i < last; i++) {
-    for (int64_t end; asked < last && asked <= i + burst;)
-      for (end = asked + burst < last ? asked + burst : last; asked < end; asked++)
-        shf_ask_for(source_row(f, asked), bytes);
-    f->ops->copy(f->rows + i * bytes, source_row(f, i), bytes);
+  for (int64_t i = first - burst, turn = 0; i < last; i += burst, turn = !turn) {
+    for (int64_t end = asked + burst < last ? asked + burst : last, k = 0; asked < end; asked++, k++)
+      shf_ask_for(from[turn][k] = source_row(f, asked), bytes);
+    if (i >= first) f->ops->collect(f->rows + i * bytes, from[!turn], last - i < burst ? last - i : burst, bytes);
   }
   f->ops->end();
 }
@@ -114,15 +115,14 @@ static void find_rows(const copying *k, int64_t first, int64_t last, block *b)
   }
 }
 
-/* Asks for rows of two blocks that follow each other, counted from the first of `now`; returns how many have been. */
-static int64_t ask_for_more(const copying *k, const block *now, const block *next, int64_t asked, int64_t burst)
+/* Asks for rows of two blocks that follow each other, counted from the first of `now`, up to `end`. */
+static void ask_until(const copying *k, const block *now, const block *next, int64_t *asked, int64_t end)
 {
-  int64_t all = now->count + next->count, end = asked + burst < all ? asked + burst : all;
-  for (; asked < end; asked++) {
-    const char *row = asked < now->count ? now->from[asked] : next->from[asked - now->count];
+  int64_t all = now->count + next->count;
+  for (; *asked < end && *asked < all; ++*asked) {
+    const char *row = *asked < now->count ? now->from[*asked] : next->from[*asked - now->count];
     if (row) shf_ask_for(row, k->row_bytes);
   }
-  return asked;
 }
 
 static void copy_entries(const void *context, int thread, int64_t first, int64_t last)
@@ -134,15 +134,11 @@ static void copy_entries(const void *context, int thread, int64_t first, int64_t
   find_rows(k, first, last, now);
   for (int64_t at = first; at < last; at += SHF_ENTRIES) {
     find_rows(k, at + SHF_ENTRIES, last, next);
-    for (int64_t i = 0; i < now->count; i++) {
-      if (asked <= i + burst) asked = ask_for_more(k, now, next, asked, burst);
-      char *to = k->out + (at + i) * bytes;
-      if (now->from[i])
-        k->ops->copy(to, now->from[i], bytes);
-      else
-        k->ops->zero(to, bytes);
+    for (int64_t i = 0; i < now->count; i += burst) {
+      ask_until(k, now, next, &asked, i + 2 * burst);
+      k->ops->collect(k->out + (at + i) * bytes, now->from + i, now->count - i < burst ? now->count - i : burst, bytes);
     }
-    asked = asked > now->count ? asked - now->count : 0;
+    asked -= now->count;
     block *swap = now;
     now = next;
     next = swap;
@@ -153,6 +149,5 @@ static void copy_entries(const void *context, int thread, int64_t first, int64_t
 void shf_dispatch_copy(const shf_dispatch *d, const void *own, const void *brought, int64_t row_bytes, void *out)
 {
   const copying k = {d, own, brought, row_bytes, out, shf_row_ops_for(out, d->entries, row_bytes, SHEAF_F32)};
-  if (row_bytes > 0 && d->entries > 0)
-    shf_share(copy_entries, &k, d->entries, d->entries * row_bytes, sheaf_threads());
+  if (row_bytes > 0 && d->entries > 0) shf_share(copy_entries, &k, d->entries, d->entries * row_bytes, sheaf_threads());
 }
