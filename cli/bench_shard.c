@@ -11,11 +11,12 @@
 
 #include "bench_output.h"
 #include "bench_parts.h"
+#include "bench_shard_floor.h"
 #include "cli_impl.h"
 #include "shard_cli.h"
 
 static const char command[] = "bench shard";
-enum { BAG = 16, MAX_RUNS = 101 };
+enum { BAG = 16, MAX_RUNS = 101, MAX_WORDS = 8 };
 
 typedef struct bench {
   sheaf_comm *comm, *alone;
@@ -188,8 +189,8 @@ static void finish(call *c)
 }
 
 typedef struct figures {
-  double time, local, collective; /* microseconds */
-  int64_t bytes;                  /* sent by this rank in a call */
+  double time, local, inside, floor, collective; /* microseconds; inside: that the call was in the engine */
+  int64_t bytes;                                 /* sent by this rank in a call */
 } figures;
 
 /* The mean of a number over ranks, the same on all of them; below 0 on failure. */
@@ -208,34 +209,44 @@ static int64_t agree(const bench *b, int64_t mine)
   return sum < 0 ? sum : sum / b->ranks;
 }
 
-/* The call, its local part and the collective by turns, so that all meet the same weather; 0 on failure. */
+/* Bytes of a collective that sends as much as a line's call. */
+static int64_t size_of(const bench *b, const line *l, int64_t sent)
+{
+  int64_t size = l->of_table ? b->rows * b->dim * 4 : b->indices / (l->kind == SHEAF_BAG_SUM ? BAG : 1) * b->dim * 4;
+  if (l->dispatch) size = b->ranks > 1 ? sent / (b->ranks - 1) * b->ranks : 0;
+  return size > 64 ? size : 64;
+}
+
+/* The call, its local part, the collective and the cheapest loop over its indices by turns, so that all meet the same
+ * weather; 0 on failure. */
 static int measure(const bench *b, const line *l, call *whole, call *alone, figures *f)
 {
-  double times[3][MAX_RUNS];
+  enum { WHOLE, LOCAL, INSIDE, FLOOR, COLLECTIVE, KINDS };
+  double times[KINDS][MAX_RUNS], *medians[KINDS] = {&f->time, &f->local, &f->inside, &f->floor, &f->collective};
   sheaf_placement out = sheaf_replicate();
   int64_t sent = 0;
   if (l->out) sheaf_placement_parse(l->out, &out);
   for (int64_t i = -2; i < b->runs; i++) { /* the first two do not count */
-    int64_t before = sheaf_comm_statistics(b->comm).bytes_sent;
-    double time = time_call(whole, l->out ? &out : NULL), local = 0, collective = 0;
-    f->bytes = sheaf_comm_statistics(b->comm).bytes_sent - before;
-    if (time >= 0 && l->out) local = time_call(whole, NULL);
-    if (time >= 0 && l->dispatch) local = time_call(alone, NULL);
-    int64_t size = l->of_table ? b->rows * b->dim * 4 : b->indices / (l->kind == SHEAF_BAG_SUM ? BAG : 1) * b->dim * 4;
-    if (time < 0 || local < 0) return 0;
-    if (l->dispatch && (sent = i == -2 ? agree(b, f->bytes) : sent) < 0) return 0;
-    if (l->dispatch) size = b->ranks > 1 ? sent / (b->ranks - 1) * b->ranks : 0; /* sends as much */
-    if (l->collective >= 0 &&
-        sheaf_comm_measure(b->comm, (sheaf_collective)l->collective, size > 64 ? size : 64, 1, &collective) != SHEAF_OK)
+    double now[KINDS] = {0};
+    sheaf_comm_stats before = sheaf_comm_statistics(b->comm);
+    now[WHOLE] = time_call(whole, l->out ? &out : NULL);
+    sheaf_comm_stats after = sheaf_comm_statistics(b->comm);
+    f->bytes = after.bytes_sent - before.bytes_sent;
+    now[INSIDE] = after.engine_us - before.engine_us;
+    if (now[WHOLE] >= 0 && l->out) now[LOCAL] = time_call(whole, NULL);
+    if (now[WHOLE] >= 0 && l->dispatch) now[LOCAL] = time_call(alone, NULL);
+    if (now[WHOLE] < 0 || now[LOCAL] < 0) return 0;
+    if (l->dispatch) {
+      if (i == -2) sent = agree(b, f->bytes);
+      now[FLOOR] = bench_shard_floor(sheaf_dtensor_local(whole->index), b->rows);
+      if (sent < 0 || now[FLOOR] < 0) return 0;
+    }
+    if (l->collective >= 0 && sheaf_comm_measure(b->comm, (sheaf_collective)l->collective, size_of(b, l, sent), 1,
+                                                 &now[COLLECTIVE]) != SHEAF_OK)
       return 0;
-    if (i < 0) continue;
-    times[0][i] = time;
-    times[1][i] = local;
-    times[2][i] = collective;
+    for (int k = 0; k < KINDS && i >= 0; k++) times[k][i] = now[k];
   }
-  f->time = median(times[0], b->runs);
-  f->local = median(times[1], b->runs);
-  f->collective = median(times[2], b->runs);
+  for (int k = 0; k < KINDS; k++) *medians[k] = median(times[k], b->runs);
   return 1;
 }
 
@@ -244,19 +255,30 @@ static int report(const bench *b, const line *l, const figures *f)
 {
   double ratio = f->collective > 0 ? (f->time - f->local) / f->collective : 0;
   double of_both = f->collective > 0 ? f->time / (f->local + f->collective) : 0;
+  double rest = f->time - f->local - f->inside;
   json_t *item = json_pack("{s:s, s:s, s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:I, s:f}", "suite", "shard", "case", l->name,
                            "ranks", (json_int_t)b->ranks, "threads", sheaf_threads(), "runs", (json_int_t)b->runs,
                            "rows", (json_int_t)b->rows, "dim", (json_int_t)b->dim, "entries", (json_int_t)b->indices,
                            "ns", 1e3 * f->time, "bytes_sent", (json_int_t)f->bytes, "local_ns", 1e3 * f->local);
   if (f->collective > 0) {
+    json_object_set_new(item, "inside_ns", json_real(1e3 * f->inside));
+    json_object_set_new(item, "rest_ns", json_real(1e3 * rest));
     json_object_set_new(item, "engine_ns", json_real(1e3 * f->collective));
     json_object_set_new(item, "engine_ratio", json_real(ratio));
     json_object_set_new(item, "of_both", json_real(of_both));
   }
+  if (l->dispatch) json_object_set_new(item, "floor_ns", json_real(1e3 * f->floor));
   if (json_array_append_new(b->results, item) != 0) return 0;
   if (!b->text || sheaf_comm_rank(b->comm) != 0) return 1;
-  printf("%-28s %10.1f %12lld %10.1f", l->name, f->time, (long long)f->bytes, f->local);
-  if (f->collective > 0) printf(" %11.1f %7.2f %8.2f", f->collective, ratio, of_both);
+  printf("%-27s %9.0f %11lld %9.0f", l->name, f->time, (long long)f->bytes, f->local);
+  if (f->collective > 0) {
+    printf(" %9.0f %8.0f", f->inside, rest);
+    if (l->dispatch)
+      printf(" %8.0f", f->floor);
+    else
+      printf(" %8s", "");
+    printf(" %9.0f %6.2f %7.2f", f->collective, ratio, of_both);
+  }
   putchar('\n');
   fflush(stdout);
   return 1;
@@ -290,9 +312,7 @@ static int run_lines(bench *b)
 {
   const int64_t single = 1;
   b->ranks = sheaf_comm_size(b->comm);
-  if (b->threads == 0) b->threads = sheaf_threads() / (int)b->ranks;
-  if (sheaf_set_threads(b->threads > 1 ? b->threads : 1) != SHEAF_OK ||
-      sheaf_mesh_create(&b->ranks, 1, b->comm, &b->mesh) != SHEAF_OK ||
+  if (sheaf_set_threads(b->threads) != SHEAF_OK || sheaf_mesh_create(&b->ranks, 1, b->comm, &b->mesh) != SHEAF_OK ||
       sheaf_comm_open("self", NULL, &b->alone) != SHEAF_OK ||
       sheaf_mesh_create(&single, 1, b->alone, &b->one) != SHEAF_OK) {
     cli_complain(command, "%s", sheaf_last_error());
@@ -303,8 +323,8 @@ static int run_lines(bench *b)
     printf("%lld rank%s of %d thread%s, table %lld x %lld f32, %lld indices\n", (long long)b->ranks,
            b->ranks == 1 ? "" : "s", sheaf_threads(), sheaf_threads() == 1 ? "" : "s", (long long)b->rows,
            (long long)b->dim, (long long)b->indices);
-    printf("%-28s %10s %12s %10s %11s %7s %8s\n", "", "time us", "bytes sent", "local us", "engine us", "ratio",
-           "of both");
+    printf("%-27s %9s %11s %9s %9s %8s %8s %9s %6s %7s\n", "microseconds", "time", "bytes sent", "local", "inside",
+           "rest", "floor", "engine", "ratio", "of both");
   }
   for (int i = 0; i < CLI_LENGTH(lines) && code == CLI_OK; i++)
     if (bench_name_has(lines[i].name, b->words)) code = run_line(b, &lines[i]);
@@ -361,10 +381,12 @@ int bench_shard(int argc, char **argv)
                                 {"--dim", CLI_TEXT, &dim},       {"--indices", CLI_TEXT, &indices},
                                 {"--runs", CLI_TEXT, &runs},     {"--threads", CLI_THREADS, &threads},
                                 BENCH_OUTPUT_OPTIONS(output)};
-  const cli_syntax syntax = {command, options, CLI_LENGTH(options), NULL, 0};
+  const char *words[MAX_WORDS + 1] = {NULL};
+  const cli_syntax syntax = {command, options, CLI_LENGTH(options), words, MAX_WORDS};
   int code = cli_parse(&syntax, argc - 1, argv + 1);
   if (code != CLI_GO_ON) return code;
-  bench b = {.threads = threads, .text = !output.json};
+  bench b = {.threads = threads, .text = !output.json, .words = words};
+  if (!bench_shard_has(words)) return cli_misused(command, "no line's name holds all of these words: %s ...", words[0]);
   if (shard_read_extents(rows, &b.rows, 1) != 1 || shard_read_extents(dim, &b.dim, 1) != 1 || b.rows < 1 || b.dim < 1 ||
       shard_read_extents(indices, &b.indices, 1) != 1 || b.indices < BAG)
     return cli_misused(command, "--rows, --dim and --indices take numbers; indices at least %d", BAG);

@@ -159,7 +159,7 @@ static const cli_described bench_shard_options[] = {
     {"--dim", NULL, "N", "columns; default 64"},
     {"--indices", NULL, "N", "indices of a batch, in bags of 16; default 131072"},
     {"--runs", NULL, "N", "runs of each, of which the median counts; default 11"},
-    {"--threads", NULL, "N", "of each rank; default: the machine's, divided among the ranks"},
+    {"--threads", NULL, "N", "of each rank; default: OMP_NUM_THREADS, else its share of the machine's"},
     RESULTS};
 
 static const cli_described shard_plan_options[] = {
@@ -266,12 +266,17 @@ const cli_command cli_commands[] = {
      "interrupts are repeated. 'target' is the fraction that is aimed at (of suite small: the time in ns), with a '!' "
      "where it is not reached. Needs up to 11 GB of memory; cases that want more than there is are passed over.",
      WITH(bench_options), cmd_bench},
-    {"bench shard", "", "ops over ranks, beside the engine's own collectives",
-     "Under mpirun. Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows. For each: "
-     "the time of a call, bytes rank 0 sent, the part of the time that is a rank's own work (local: the same call with "
-     "its sums left to be made; where rows are dispatched, one rank's share of the op by itself), the engine's own "
-     "collective on as many bytes, the rest of the time over that (ratio: 1 is the engine's own speed), and the whole "
-     "time over the two together (of both).",
+    {"bench shard", "[FILTER ...]", "ops over ranks, beside the engine's own collectives",
+     "Under mpirun. Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows; with "
+     "FILTER "
+     "only those whose name holds every one. For each: the time of a call, bytes rank 0 sent, the part of the time "
+     "that "
+     "is a rank's own work (local: the same call with its sums left to be made; where rows are dispatched, one rank's "
+     "share of the op by itself), the part in which the call was in the engine, waiting for other ranks too (inside), "
+     "what Sheaf adds to these (rest), the cheapest loop that finds a rank's distinct indices (floor), the engine's "
+     "own "
+     "collective on as many bytes (engine), what is not local over that (ratio: 1 is the engine's own speed), and the "
+     "whole time over local and engine together (of both).",
      WITH(bench_shard_options), NULL},
     {"shard", "PART", "plan, check and measure work that is spread over ranks",
      "Work that is spread over ranks. PART is plan, verify or profile; each has a --help of its own.", NULL, 0,

@@ -1,7 +1,8 @@
 /* 07_row_wise_mpi.c: trains a table that is cut by rows over ranks, and gets the loss curve of one rank to the bit.
  *
  *   ./07_row_wise_mpi                        one rank
- *   mpirun -n 4 ./07_row_wise_mpi            four, each with a quarter of the rows
+ *   mpirun -n 4 ./07_row_wise_mpi            four, each with a quarter of the rows (Open MPI on a machine with fewer
+ *                                            cores: mpirun --oversubscribe -n 4 ...)
  *   ./07_row_wise_mpi ENGINE                 with an engine of your choice: self, mpi
  *
  * The table never moves. A lookup gives each rank the rows it holds and zero bits elsewhere; adding the bits makes the

@@ -36,7 +36,8 @@ typedef struct sheaf_comm sheaf_comm;
  *           or in a folder of SHEAF_PLUGIN_PATH (separated by colons)
  *   "nccl"  CUDA devices; handle is a pointer to a sheaf_nccl_handle, NULL means one rank on device 0. Needs the plug-in
  *           libsheaf_cuda.so and, opened when it is first asked for, libnccl.so.2 (SHEAF_NCCL names another file)
- * Every engine moves tensors of CPU and device memory alike; those that it cannot reach are copied on the way.
+ * Every engine moves tensors of CPU and device memory alike; those that it cannot reach are copied on the way. Where
+ * several of its ranks are on one machine, each uses by default its share of that machine's threads (sheaf_set_threads).
  * UNAVAILABLE, with the file that was looked for, when the engine is not there. `*comm` is NULL on failure. */
 typedef struct sheaf_nccl_handle {
   size_t struct_size;
@@ -56,6 +57,7 @@ typedef struct sheaf_comm_stats {
   int64_t exchanges;  /* collective steps that moved tensor data */
   int64_t bytes_sent; /* in them, by this rank */
   int64_t agreements; /* collective steps that only made sure that all ranks go on */
+  double engine_us;   /* in all of them together, microseconds that this rank was in the engine, waiting for others too */
 } sheaf_comm_stats;
 SHEAF_API sheaf_comm_stats sheaf_comm_statistics(const sheaf_comm *comm);
 

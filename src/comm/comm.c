@@ -1,9 +1,12 @@
 /* comm/comm.c: communicators: opens engines, counts what is asked of them. */
+#define _GNU_SOURCE /* clock_gettime */
 #include "comm/comm.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "core/cpu.h"
 #include "core/device_api.h"
 #include "core/memory.h"
 
@@ -84,6 +87,7 @@ sheaf_status shf_comm_open(const shf_engine *engine, const shf_engine_start *sta
     shf_core_free(made, sizeof *made);
     return shf_core_fail(SHEAF_COMM, "the engine '%s' cannot be opened: %s", engine->name, why);
   }
+  if (engine->neighbours) shf_core_share_threads(engine->neighbours(made->state));
   made->flags = shf_core_alloc((size_t)made->size * sizeof *made->flags);
   if (!made->flags) {
     size_t bytes = (size_t)made->size * sizeof *made->flags;
@@ -121,11 +125,21 @@ int64_t sheaf_comm_size(const sheaf_comm *comm) { return comm ? comm->size : 0; 
 
 sheaf_comm_stats sheaf_comm_statistics(const sheaf_comm *comm) { return comm ? comm->stats : (sheaf_comm_stats){0}; }
 
+static double now_us(void)
+{
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
 sheaf_status shf_comm_gather(sheaf_comm *comm, const void *mine, int64_t bytes, void *all)
 {
   char why[SHF_COMM_TEXT] = "";
   comm->stats.agreements++;
-  SHF_REQUIRE(comm->engine->gather(comm->state, mine, bytes, all, why) == 0, COMM, "%s: %s", comm->engine->name, why);
+  double begun = now_us();
+  int failed = comm->engine->gather(comm->state, mine, bytes, all, why);
+  comm->stats.engine_us += now_us() - begun;
+  SHF_REQUIRE(!failed, COMM, "%s: %s", comm->engine->name, why);
   return SHEAF_OK;
 }
 
@@ -136,10 +150,15 @@ sheaf_status shf_comm_start(sheaf_comm *comm, const shf_message *send, int64_t s
   char why[SHF_COMM_TEXT] = "";
   comm->stats.exchanges++;
   for (int64_t i = 0; i < sends; i++) comm->stats.bytes_sent += send[i].bytes;
-  if ((device.device_type == kDLCUDA) != (engine->memory == kDLCUDA))
-    return shf_comm_bounce(comm, send, sends, receive, receives, device);
+  double begun = now_us();
+  if ((device.device_type == kDLCUDA) != (engine->memory == kDLCUDA)) {
+    sheaf_status status = shf_comm_bounce(comm, send, sends, receive, receives, device);
+    comm->stats.engine_us += now_us() - begun;
+    return status;
+  }
   int failed = engine->start ? engine->start(comm->state, send, sends, receive, receives, why)
                              : engine->exchange(comm->state, send, sends, receive, receives, why);
+  comm->stats.engine_us += now_us() - begun;
   SHF_REQUIRE(!failed, COMM, "%s: %s", engine->name, why);
   comm->is_under_way = engine->start != NULL;
   return SHEAF_OK;
@@ -150,7 +169,10 @@ sheaf_status shf_comm_finish(sheaf_comm *comm)
   char why[SHF_COMM_TEXT] = "";
   if (!comm->is_under_way) return SHEAF_OK;
   comm->is_under_way = 0;
-  SHF_REQUIRE(comm->engine->finish(comm->state, why) == 0, COMM, "%s: %s", comm->engine->name, why);
+  double begun = now_us();
+  int failed = comm->engine->finish(comm->state, why);
+  comm->stats.engine_us += now_us() - begun;
+  SHF_REQUIRE(!failed, COMM, "%s: %s", comm->engine->name, why);
   return SHEAF_OK;
 }
 

@@ -9,7 +9,7 @@
 extern const shf_engine shf_engine_self;
 
 /* What a plug-in with an engine gives (core/plugin.h). */
-enum { SHF_COMM_ABI = 3 };
+enum { SHF_COMM_ABI = 4 };
 typedef struct shf_comm_plugin {
   shf_plugin_head head;
   const shf_engine *engine;

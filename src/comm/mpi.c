@@ -63,6 +63,17 @@ static void mpi_close(void *state)
   free(s);
 }
 
+static int64_t mpi_neighbours(void *state)
+{
+  const mpi_state *s = state;
+  MPI_Comm here;
+  int count = 1;
+  MPI_Comm_split_type(s->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+  MPI_Comm_size(here, &count);
+  MPI_Comm_free(&here);
+  return count;
+}
+
 static int mpi_gather(void *state, const void *mine, int64_t bytes, void *all, char *why)
 {
   const mpi_state *s = state;
@@ -171,7 +182,8 @@ static const shf_engine engine = {.name = "mpi",
                                   .abandon = mpi_abandon,
                                   .measure = mpi_measure,
                                   .start = mpi_start,
-                                  .finish = mpi_finish};
+                                  .finish = mpi_finish,
+                                  .neighbours = mpi_neighbours};
 
 static const shf_comm_plugin plugin = {{SHF_COMM_ABI, SHEAF_VERSION_STRING}, &engine};
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -16,6 +17,7 @@
 #include "core/status.h"
 
 static atomic_int thread_limit;    /* 0: OpenMP's maximum */
+static atomic_int thread_share;    /* where nothing else is said; 0: OpenMP's maximum */
 static atomic_int isa_in_use = -1; /* -1: not yet decided */
 static atomic_int alone;           /* a child process that has not said how many threads it wants */
 
@@ -107,11 +109,20 @@ int shf_core_cap_threads(int threads)
   return threads < most ? threads : most;
 }
 
+void shf_core_share_threads(int64_t processes)
+{
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  if (processes < 2 || cores < 1 || secure_getenv("OMP_NUM_THREADS")) return;
+  atomic_store(&thread_share, cores > processes ? (int)(cores / processes) : 1);
+}
+
 int sheaf_threads(void)
 {
   int limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
   if (shf_core_alone()) return 1;
-  return shf_core_cap_threads(limit ? limit : omp_get_max_threads());
+  if (limit) return shf_core_cap_threads(limit);
+  int share = atomic_load_explicit(&thread_share, memory_order_relaxed), most = omp_get_max_threads();
+  return shf_core_cap_threads(share && share < most ? share : most);
 }
 
 const char *sheaf_cpu_name(void)

@@ -9,6 +9,10 @@ enum { SHF_MAX_THREADS = 256 };
 /* As many of these threads as OpenMP would ever make, and no more than SHF_MAX_THREADS. */
 int shf_core_cap_threads(int threads);
 
+/* This process is one of so many on the machine that work together: by default each uses its share of the threads there,
+ * unless OMP_NUM_THREADS says how many it is to use. */
+void shf_core_share_threads(int64_t processes);
+
 /* Whether this is a child process that must not use threads (see sheaf_set_threads). */
 int shf_core_alone(void);
 

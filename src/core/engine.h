@@ -49,6 +49,8 @@ typedef struct shf_engine {
   int (*start)(void *state, const shf_message *send, int64_t sends, const shf_message *receive, int64_t receives,
                char *why);
   int (*finish)(void *state, char *why);
+  /* How many of its ranks are on this machine, this one among them. Collective; NULL: it does not know. */
+  int64_t (*neighbours)(void *state);
 } shf_engine;
 
 #endif

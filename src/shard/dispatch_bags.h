@@ -10,8 +10,9 @@
 /* A rank's bags cut by the owners of the rows they name: a piece is the entries of one bag at one owner. */
 typedef struct shf_pieces {
   int64_t *piece_at, *entry_at;   /* members + 1: those for each member */
+  int32_t *owner;                 /* of each entry: the member that has its row; -1: none */
   int64_t *bag, *length;          /* of each piece */
-  void *ids;                      /* of all entries, d->id_bytes each */
+  void *ids;                      /* of all entries, of type d->number */
   void *weights;                  /* of weight_type; NULL: none */
   sheaf_dtype weight_type;        /* none: there are none */
   struct {                        /* what members sent here, in their order */

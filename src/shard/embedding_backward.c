@@ -18,11 +18,11 @@ typedef struct gradient {
   const void *arg;      /* BAG_MAX_BACKWARD; as the CPU sees it: host_arg */
   const void *host_arg;
   shf_dispatch d;
-  int is_grouped;           /* d is, already */
-  int has_asked;            /* and owners know which rows */
-  int own_first;            /* rows of this rank are written before other ranks' terms come */
-  shf_local_rows rows;      /* the gradient the local op makes */
-  void *terms, *total;      /* dispatched: what others send of this rank's rows; and their sum, of acc */
+  int is_grouped;      /* d is, already */
+  int has_asked;       /* and owners know which rows */
+  shf_local_rows rows; /* the gradient the local op makes */
+  void *terms, *total; /* dispatched: what others send of this rank's rows; and their sum, of acc */
+  shf_row_merge merge;
   const void *coefficients; /* per entry, of dtype, when frequencies span ranks; NULL: the local op knows them */
   const void *weights;      /* per entry, of dtype; NULL: none, or not made yet */
   sheaf_dtensor *out;
@@ -89,16 +89,21 @@ static void find_frequencies(gradient *g, int64_t **frequencies)
   FLOW(&c->flow, get_numbers(c, rows, &counts));
   FLOW(&c->flow, get_numbers(c, asked, &answers));
   FLOW(&c->flow, get_numbers(c, d->distinct, &here));
-  for (int64_t i = 0; c->flow.status == SHEAF_OK && i < e->bags.entries; i++)
-    if (d->place[i] >= 0 && d->place[i] < d->distinct) here[d->place[i]]++;
+  for (int64_t i = 0; c->flow.status == SHEAF_OK && i < d->entries; i++) {
+    int64_t place = shf_load_index(d->number, d->place, i);
+    if (place >= 0 && place < d->distinct) here[place]++;
+  }
   if (c->strategy.dispatch) shf_flow_agree(&c->flow);
   SURELY(&c->flow, shf_dispatch_return(d, shf_host(), here, answers, sizeof *here));
-  for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++) counts[d->asked[i] - e->row_lo] += answers[i];
+  for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++)
+    counts[shf_load_index(d->number, d->asked, i) - e->row_lo] += answers[i];
   for (int64_t k = d->away; c->flow.status == SHEAF_OK && k < d->distinct; k++)
-    counts[d->ids[k] - e->row_lo] += here[k];
+    counts[shf_load_index(d->number, d->ids, k) - e->row_lo] += here[k];
   add_frequencies(c, counts);
-  for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++) answers[i] = counts[d->asked[i] - e->row_lo];
-  for (int64_t k = d->away; c->flow.status == SHEAF_OK && k < d->distinct; k++) here[k] = counts[d->ids[k] - e->row_lo];
+  for (int64_t i = 0; c->flow.status == SHEAF_OK && i < asked; i++)
+    answers[i] = counts[shf_load_index(d->number, d->asked, i) - e->row_lo];
+  for (int64_t k = d->away; c->flow.status == SHEAF_OK && k < d->distinct; k++)
+    here[k] = counts[shf_load_index(d->number, d->ids, k) - e->row_lo];
   SURELY(&c->flow, shf_dispatch_bring(d, shf_host(), answers, here, sizeof *here));
   *frequencies = here;
 }
@@ -125,10 +130,10 @@ static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies, v
   for (int64_t b = 0; b < groups; b++) {
     int64_t first = bags->bags ? shf_bag_begin(bags, b) : b, last = bags->bags ? shf_bag_begin(bags, b + 1) : b + 1;
     for (int64_t i = first; i < last; i++) {
-      int64_t place = g->d.place[i];
+      int64_t place = frequencies ? shf_load_index(g->d.number, g->d.place, i) : -1;
       double value = bags->weights ? shf_load(e->c.weights, bags->host.weights, i) : 1;
       if (mean) value = rounded(e->acc, value / shf_load(e->acc, divisors, b));
-      if (frequencies && place >= 0 && place < g->d.distinct)
+      if (place >= 0 && place < g->d.distinct)
         value = rounded(e->acc, value * rounded(e->acc, 1 / (double)frequencies[place]));
       shf_store(e->acc, coefficients, i, value);
     }
@@ -183,9 +188,8 @@ static sheaf_status run_local(gradient *g)
 
 /* ---- Rows elsewhere --------------------------------------------------------------------------------------------- */
 
-/* Memory for gradients of rows that lie elsewhere, and of what others send. Owners add in the order of ranks. Of two terms
- * the order does not matter: the first two ranks write their own before others' come, straight to where it belongs. */
-static void place_dispatched(gradient *g, int64_t entries)
+/* Memory for gradients of the distinct rows, this rank's own among them, and for what others send. */
+static void place_dispatched(gradient *g)
 {
   shf_embedding_call *e = g->e;
   shf_call *c = &e->c;
@@ -194,16 +198,21 @@ static void place_dispatched(gradient *g, int64_t entries)
   int64_t cell = e->columns * shf_core_dtype_size(e->acc), asked = shf_dispatch_asked(&c->flow, d);
   void *compact = NULL;
   const void *place = NULL;
-  g->own_first = d->turn < 2;
-  int64_t rows = g->own_first ? d->away : d->distinct;
-  FLOW(&c->flow, shf_call_get(c, rows * cell, &compact));
+  FLOW(&c->flow, shf_call_get(c, d->distinct * cell, &compact));
   FLOW(&c->flow, shf_call_get(c, asked * cell, &g->terms));
-  FLOW(&c->flow, shf_call_write(c, d->place, entries * (int64_t)sizeof *d->place, &place));
+  FLOW(&c->flow, shf_call_write(c, d->place, d->entries * shf_number_bytes(d), &place));
+  g->merge = (shf_row_merge){.acc = e->acc,
+                             .number = d->number,
+                             .columns = e->columns,
+                             .rows = e->row_hi - e->row_lo,
+                             .first = e->row_lo,
+                             .parts = d->members};
+  FLOW(&c->flow, shf_merge_ready(c, &g->merge));
   if (own && g->out)
     g->total = shf_dtensor_data(g->out);
   else
-    FLOW(&c->flow, shf_call_get(c, (e->row_hi - e->row_lo) * cell, &g->total));
-  g->rows = (shf_local_rows){g->dtype, compact, rows, 0, d->distinct + 1, place, SHEAF_I64, 1};
+    FLOW(&c->flow, shf_call_get(c, g->merge.rows * cell, &g->total));
+  g->rows = (shf_local_rows){g->dtype, compact, d->distinct, 0, d->distinct + 1, place, d->number, 1};
 }
 
 /* The gradient of this rank's own rows, from all entries that name them. */
@@ -215,40 +224,30 @@ static shf_local_rows own_rows(const gradient *g, void *data)
                           e->c.problem.rows, indices, e->c.problem.index_dtype, 0};
 }
 
-/* Gradients of distinct rows go to the rows' owners. While they travel, own ones are computed where they come first. */
+/* Gradients of distinct rows go to the rows' owners, who add them in the order of ranks. */
 static void return_rows(gradient *g)
 {
   shf_embedding_call *e = g->e;
   shf_call *c = &e->c;
   const shf_dispatch *d = &g->d;
-  int64_t cell = e->columns * shf_core_dtype_size(e->acc), rows = e->row_hi - e->row_lo;
+  int64_t cell = e->columns * shf_core_dtype_size(e->acc);
   DLDevice device = c->site.device;
-  shf_local_rows own = own_rows(g, g->total);
-  local_op op;
-  if (g->own_first) FLOW(&c->flow, prepare_local(g, &own, &op));
   if (!shf_flow_agree(&c->flow)) return;
   if (!g->has_asked) SURELY(&c->flow, shf_dispatch_ask(d));
-  SURELY(&c->flow, shf_dispatch_start(d, device, g->rows.data, d->ask_at, g->terms, d->asked_at, cell));
-  if (g->own_first)
-    FLOW_ON(&c->flow, device, shf_local_run(&op.ready, &op.args));
-  else
-    FLOW_ON(&c->flow, device, shf_space_zero(device, g->total, rows * cell));
-  sheaf_status finished = shf_dispatch_finish(d);
-  SURELY(&c->flow, finished);
-  const shf_row_terms total = {e->acc, e->columns, rows, e->row_lo};
-  for (int64_t turn = 0; c->flow.status == SHEAF_OK && turn < d->members; turn++) {
+  SURELY(&c->flow, shf_dispatch_return(d, device, g->rows.data, g->terms, cell));
+  if (c->flow.status != SHEAF_OK) return;
+  for (int64_t turn = 0; turn < d->members; turn++) {
     int64_t m = shf_dispatch_at_turn(d, turn), is_own = m == d->members - 1;
-    if (is_own && g->own_first) continue;
     int64_t first = is_own ? d->away : d->asked_at[m], count = (is_own ? d->distinct : d->asked_at[m + 1]) - first;
-    const char *terms = is_own ? g->rows.data : g->terms;
-    if (count > 0 && cell > 0) /* else there need be no memory */
-      FLOW_ON(
-          &c->flow, device,
-          shf_call_add_rows(c, &total, (is_own ? d->ids : d->asked) + first, count, terms + first * cell, g->total));
+    const char *terms = is_own ? g->rows.data : g->terms; /* of none there need be no memory */
+    g->merge.part[turn] = (shf_row_part){count ? shf_numbers_from(d, is_own ? d->ids : d->asked, first) : NULL, count,
+                                         count && cell ? terms + first * cell : NULL};
   }
+  FLOW_ON(&c->flow, device, shf_merge_run(c, &g->merge, g->total));
   if (c->flow.status == SHEAF_OK && g->total != shf_dtensor_data(g->out))
-    FLOW_ON(&c->flow, device,
-            shf_space_convert(device, e->acc, g->total, c->values, shf_dtensor_data(g->out), rows * e->columns));
+    FLOW_ON(
+        &c->flow, device,
+        shf_space_convert(device, e->acc, g->total, c->values, shf_dtensor_data(g->out), g->merge.rows * e->columns));
 }
 
 /* ---- All kinds -------------------------------------------------------------------------------------------------- */
@@ -323,7 +322,7 @@ static int send_pieces(gradient *g)
   c->strategy.dispatch = 0; /* from here on */
   if (c->flow.status != SHEAF_OK) return 1;
   e->bags = got;
-  c->problem.index_dtype = g->d.id_bytes == 4 ? SHEAF_I32 : SHEAF_I64;
+  c->problem.index_dtype = g->d.number;
   g->grad_out = gradients;
   if (mean) g->coefficients = got.weights;
   return 1;
@@ -343,6 +342,7 @@ static void place_rows(gradient *g)
     if (!g->is_grouped)
       shf_embedding_group(e, c->strategy.out, max ? g->host_arg : e->bags.host.indices, entries, &g->d);
     shf_dispatch_count(&c->flow, &c->pool, c->strategy.dispatch, &g->d);
+    FLOW(&c->flow, shf_dispatch_place(&c->pool, &g->d));
   }
   if (counts) {
     void *coefficients = NULL;
@@ -354,7 +354,7 @@ static void place_rows(gradient *g)
   }
   FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, &g->out));
   if (c->strategy.dispatch)
-    place_dispatched(g, entries);
+    place_dispatched(g);
   else if (c->flow.status == SHEAF_OK)
     g->rows = own_rows(g, shf_dtensor_data(g->out));
 }

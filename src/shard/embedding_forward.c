@@ -241,11 +241,11 @@ static sheaf_status restore_rows(shf_embedding_call *e, const shf_dispatch *d, c
   const void *numbers;
   void *host = rows;
   int64_t bytes = cells * shf_core_dtype_size(index);
-  SHF_TRY(shf_call_read(c, places, cells * (int64_t)sizeof(int64_t), &numbers));
+  SHF_TRY(shf_call_read(c, places, cells * shf_number_bytes(d), &numbers));
   if (!shf_is_host(c->site.device)) SHF_TRY(shf_pool_get(&c->pool, bytes, &host));
   for (int64_t i = 0; i < cells; i++) {
-    int64_t place = ((const int64_t *)numbers)[i];
-    shf_store_index(index, host, i, place < 0 ? -1 : d->ids[place]);
+    int64_t place = shf_load_index(d->number, numbers, i);
+    shf_store_index(index, host, i, place < 0 ? -1 : shf_load_index(d->number, d->ids, place));
   }
   return shf_space_write(c->site.device, rows, host, bytes);
 }
@@ -266,7 +266,7 @@ static void run_max(shf_embedding_call *e, const shf_local_rows *rows, const shf
     if (c->flow.status == SHEAF_OK) values = shf_dtensor_data(*out), found = shf_dtensor_data(*arg);
   }
   int renumbered = is_compact(e);
-  if (renumbered) FLOW(&c->flow, shf_call_get(c, cells * (int64_t)sizeof(int64_t), &numbers));
+  if (renumbered) FLOW(&c->flow, shf_call_get(c, cells * shf_number_bytes(d), &numbers));
   FLOW(&c->flow, run_local(e, SHEAF_BAG_MAX, rows, values, renumbered ? numbers : found));
   if (renumbered) FLOW(&c->flow, restore_rows(e, d, numbers, found, cells));
   if (partial) finish_max(e, values, found, at, out, arg);

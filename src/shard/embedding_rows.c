@@ -1,6 +1,4 @@
 /* shard/embedding_rows.c: rows that other ranks hold, brought to where indices name them. */
-#include <string.h>
-
 #include "shard/embedding_call.h"
 
 /* NOLINTBEGIN(clang-analyzer-core.*): the analyzer does not see that a flow which failed stays failed. */
@@ -20,10 +18,10 @@ static void answer(shf_embedding_call *e, const sheaf_dtensor *table, shf_dispat
   if (c->flow.status != SHEAF_OK) return;
   shf_row_source here = rows_here(e, table);
   if (shf_is_host(c->site.device)) {
-    SURELY(&c->flow, shf_call_fetch(c, &here, d->asked, asked, answers));
+    SURELY(&c->flow, shf_call_fetch(c, &here, d->number, d->asked, asked, answers));
     return;
   }
-  FLOW(&c->flow, shf_call_fetch(c, &here, d->asked, asked, answers));
+  FLOW(&c->flow, shf_call_fetch(c, &here, d->number, d->asked, asked, answers));
   shf_flow_agree(&c->flow);
 }
 
@@ -33,8 +31,8 @@ static sheaf_status bring_rows(shf_embedding_call *e, const sheaf_dtensor *table
 {
   shf_row_source here = rows_here(e, table);
   SHF_TRY(shf_dispatch_start(d, e->c.site.device, answers, d->asked_at, compact, d->ask_at, e->row_bytes));
-  sheaf_status status = shf_call_fetch(&e->c, &here, d->ids + d->away, d->distinct - d->away,
-                                       compact ? compact + d->away * e->row_bytes : NULL);
+  sheaf_status status = shf_call_fetch(&e->c, &here, d->number, shf_numbers_from(d, d->ids, d->away),
+                                       d->distinct - d->away, compact ? compact + d->away * e->row_bytes : NULL);
   SHF_TRY(shf_dispatch_finish(d));
   return status;
 }
@@ -49,21 +47,15 @@ void shf_embedding_compact(shf_embedding_call *e, const sheaf_dtensor *table, sh
   int64_t asked = shf_dispatch_asked(&c->flow, d);
   FLOW(&c->flow, shf_call_get(c, asked * e->row_bytes, &answers));
   FLOW(&c->flow, shf_call_get(c, d->distinct * e->row_bytes, &compact));
-  FLOW(&c->flow, shf_call_write(c, d->place, e->bags.entries * (int64_t)sizeof *d->place, &place));
+  FLOW(&c->flow, shf_dispatch_place(&c->pool, d));
+  FLOW(&c->flow, shf_call_write(c, d->place, d->entries * shf_number_bytes(d), &place));
   answer(e, table, d, asked, answers);
   FLOW(&c->flow, bring_rows(e, table, d, answers, compact));
   wide = compact;
   if (!e->quantised)
     FLOW(&c->flow, shf_call_convert(c, c->problem.dtype, compact, wanted, d->distinct * e->columns, &wide));
   *rows = (shf_local_rows){
-      e->quantised ? c->problem.dtype : wanted, (void *)wide, d->distinct, 0, d->distinct + 1, place, SHEAF_I64, 1};
-}
-
-/* Padding, bad indices, and rows that nobody here holds. */
-static void clear_rest(const shf_embedding_call *e, const shf_dispatch *d, char *out)
-{
-  for (int64_t i = 0; d->linked < e->bags.entries && i < e->bags.entries; i++)
-    if (d->place[i] < 0 || d->place[i] >= d->distinct) memset(out + i * e->row_bytes, 0, (size_t)e->row_bytes);
+      e->quantised ? c->problem.dtype : wanted, (void *)wide, d->distinct, 0, d->distinct + 1, place, d->number, 1};
 }
 
 void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_dispatch *d, sheaf_dtensor **out)
@@ -76,15 +68,8 @@ void shf_embedding_copy(shf_embedding_call *e, const sheaf_dtensor *table, shf_d
   FLOW(&c->flow, shf_call_get(c, d->away * e->row_bytes, &brought));
   FLOW(&c->flow, shf_call_output(c, c->values, c->strategy.out, out));
   answer(e, table, d, asked, answers);
-  SURELY(&c->flow, shf_dispatch_start(d, shf_host(), answers, d->asked_at, brought, d->ask_at, e->row_bytes));
+  SURELY(&c->flow, shf_dispatch_bring(d, shf_host(), answers, brought, e->row_bytes));
   if (c->flow.status != SHEAF_OK) return;
-  shf_row_spread spread = {.row_bytes = e->row_bytes, .head = d->head, .next = d->next, .entries = e->bags.entries};
-  spread.out = shf_dtensor_data(*out);
-  spread.rows = shf_dtensor_data(table), spread.ids = d->ids, spread.first = e->row_lo;
-  shf_rows_spread(&spread, d->away, d->distinct); /* while others travel */
-  if (e->row_bytes > 0) clear_rest(e, d, spread.out);
-  SURELY(&c->flow, shf_dispatch_finish(d));
-  spread.rows = brought, spread.ids = NULL, spread.first = 0;
-  if (c->flow.status == SHEAF_OK) shf_rows_spread(&spread, 0, d->away);
+  shf_dispatch_copy(d, shf_dtensor_data(table), brought, e->row_bytes, shf_dtensor_data(*out));
 }
 /* NOLINTEND(clang-analyzer-core.*) */

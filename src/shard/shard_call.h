@@ -87,29 +87,37 @@ typedef struct shf_row_source {
   int64_t rows, first, row_bytes;
 } shf_row_source;
 
-/* Copies rows by their numbers, which are the CPU's and all there. On the CPU it cannot fail. */
-sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, const int64_t *ids, int64_t count, void *rows);
+/* Copies rows by their numbers (I32 or I64), which are the CPU's and all there. On the CPU it cannot fail. */
+sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, sheaf_dtype number, const void *ids,
+                            int64_t count, void *rows);
 
-/* Rows of an output of `entries` rows from those of distinct indices, on the CPU: places lo .. hi - 1 are copied to all
- * entries that have them (shf_dispatch, linked). The row of a place is number ids[place] - first of `rows`, or without ids
- * place - first. */
-typedef struct shf_row_spread {
+/* On the CPU, an output of a row for each entry: from this rank's part of the table, from what others sent (by places), and
+ * zeros where no member holds the row or there is none. */
+void shf_dispatch_copy(const shf_dispatch *d, const void *own, const void *brought, int64_t row_bytes, void *out);
+
+/* ---- Terms of rows: row_merge.c ----------------------------------------------------------------------------------- */
+
+/* Terms of some rows, one for each. */
+typedef struct shf_row_part {
+  const void *ids; /* the CPU's, of type `number`, which increase */
+  int64_t count;
   const char *rows;
-  const int64_t *ids;
-  int64_t first, row_bytes;
-  const int64_t *head, *next;
-  int64_t entries;
-  char *out;
-} shf_row_spread;
-void shf_rows_spread(const shf_row_spread *spread, int64_t lo, int64_t hi);
+} shf_row_part;
 
-/* Adds a term to each of the rows named, all different: total[ids[i] - first] += terms[i]. */
-typedef struct shf_row_terms {
-  sheaf_dtype acc;
-  int64_t columns, rows, first; /* of the total */
-} shf_row_terms;
-sheaf_status shf_call_add_rows(shf_call *c, const shf_row_terms *t, const int64_t *ids, int64_t count,
-                               const void *terms, void *total);
+/* What becomes the total: the sum of all parts' terms, in their order, and zeros. */
+typedef struct shf_row_merge {
+  sheaf_dtype acc, number;
+  int64_t columns, rows, first; /* of the total; ids count from `first` */
+  int64_t parts;
+  shf_row_part *part; /* from here on: shf_merge_ready */
+  int64_t *next;      /* of each part, for each thread */
+  char *sums;
+  int threads;
+} shf_row_merge;
+
+/* Memory for it, parts to be filled in; and doing it, which cannot fail on the CPU. */
+sheaf_status shf_merge_ready(shf_call *c, shf_row_merge *m);
+sheaf_status shf_merge_run(shf_call *c, const shf_row_merge *m, void *total);
 
 /* ---- Bags: bags.c ----------------------------------------------------------------------------------------------- */
 

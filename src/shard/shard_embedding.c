@@ -300,8 +300,7 @@ void shf_embedding_group(shf_embedding_call *e, const sheaf_placement *table, co
                             .indices = indices,
                             .entries = entries,
                             .index_dtype = e->c.problem.index_dtype,
-                            .skipped = skips ? desc->padding_idx : -1,
-                            .links = shf_embedding_is_copied(e)};
+                            .skipped = skips ? desc->padding_idx : -1};
   const char *operand = desc->kind == SHEAF_BAG_MAX_BACKWARD ? "arg" : "indices";
   FLOW(&e->c.flow, shf_check_indices(desc, operand, task.index_dtype, indices, entries, task.rows));
   FLOW(&e->c.flow, shf_dispatch_group(&e->c.pool, e->c.flow.mesh, &task, d));
