@@ -66,8 +66,8 @@ void bench_compare_print(json_t *now)
     double ratio = json_number_value(json_object_get(result, "ratio"));
     if (!(ratio > 0)) continue;
     if (ratios) ratios[count++] = ratio;
-    printf("%-9s %-58s %3d %9.2f us %9.2f us  %.2f\n", text_of(result, "suite"), text_of(result, "case"),
-           (int)json_integer_value(json_object_get(result, "threads")),
+    printf("%-9s %-58s %3d %9.2f us %9.2f us  %.2f\n", cli_shown(text_of(result, "suite")),
+           cli_shown(text_of(result, "case")), (int)json_integer_value(json_object_get(result, "threads")),
            json_number_value(json_object_get(result, "ns_before")) / 1e3,
            json_number_value(json_object_get(result, "ns")) / 1e3, ratio);
   }

@@ -239,7 +239,8 @@ static int measure(const bench *b, const line *l, call *whole, call *alone, figu
     if (l->dispatch) {
       if (i == -2) sent = agree(b, f->bytes);
       now[FLOOR] = bench_shard_floor(sheaf_dtensor_local(whole->index), b->rows);
-      if (sent < 0 || now[FLOOR] < 0) return 0;
+      if (sent < 0) return 0;
+      if (now[FLOOR] < 0) now[FLOOR] = 0; /* no memory for it, which is no reason to leave the others waiting */
     }
     if (l->collective >= 0 && sheaf_comm_measure(b->comm, (sheaf_collective)l->collective, size_of(b, l, sent), 1,
                                                  &now[COLLECTIVE]) != SHEAF_OK)

@@ -43,8 +43,8 @@ static void start(statistics *s)
 
 static int bin_of(double norm)
 {
-  int bin = (int)floor(NORMS_A_DOUBLING * (log2(norm) - NORM_LOW));
-  return bin < 0 ? 0 : bin >= NORM_BINS ? NORM_BINS - 1 : bin;
+  double bin = floor(NORMS_A_DOUBLING * (log2(norm) - NORM_LOW)); /* infinite, where the square of a norm is */
+  return bin < 0 ? 0 : bin >= NORM_BINS ? NORM_BINS - 1 : (int)bin;
 }
 
 static void add_row(const show *w, statistics *s, const double *row, int64_t number)

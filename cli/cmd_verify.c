@@ -81,8 +81,8 @@ static int list_cases(const char *folder, name_list *list)
 /* Notes one case of --json. */
 static void note_case(json_t *cases, const char *name, bool agrees, const verify_case *c)
 {
-  json_t *item = json_pack("{s:s, s:b, s:s}", "case", name, "passed", (int)agrees, "kernel", c->kernel);
-  if (!agrees) json_object_set_new(item, "failure", json_string(c->failure));
+  json_t *item = json_pack("{s:o, s:b, s:s}", "case", cli_json_text(name), "passed", (int)agrees, "kernel", c->kernel);
+  if (!agrees) json_object_set_new(item, "failure", cli_json_text(c->failure));
   json_array_append_new(cases, item);
 }
 
@@ -101,8 +101,8 @@ static bool replay_case(const char *folder, const char *name, int threads, DLDev
   }
   free(path);
   if (cases) note_case(cases, name, agrees, &c);
-  else if (!agrees) printf("FAIL %s: %s%s%s\n", name, c.failure, c.kernel[0] ? "; kernel " : "", c.kernel);
-  else if (verbose) printf("ok   %s: %s\n", name, c.kernel);
+  else if (!agrees) printf("FAIL %s: %s%s%s\n", cli_shown(name), c.failure, c.kernel[0] ? "; kernel " : "", c.kernel);
+  else if (verbose) printf("ok   %s: %s\n", cli_shown(name), c.kernel);
   return agrees;
 }
 

@@ -1,6 +1,7 @@
 /* cli/main.c: the command `sheaf`: finds the subcommand, runs it, and sees that its output arrived. */
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -68,7 +69,10 @@ static int run_command(int argc, char **argv)
 static void lost_file(int signal_number)
 {
   static const char text[] = "sheaf: a file was cut short, or could not be read, while it was in use\n";
+  static atomic_flag said = ATOMIC_FLAG_INIT;
   (void)signal_number;
+  if (atomic_flag_test_and_set(&said))
+    for (;;) pause(); /* another thread is ending all of them */
   ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
   (void)written;
   _exit(CLI_FAILED);

@@ -68,9 +68,10 @@ static bool make_room(row_names *names, int64_t row)
 {
   if (row >= names->room) {
     int64_t room = row < 512 ? 1024 : 2 * row;
-    char **larger = realloc(names->at, (size_t)room * sizeof *larger);
+    char **larger = calloc((size_t)room, sizeof *larger); /* not realloc: rows without a name take no memory */
     if (!larger) return false;
-    memset(larger + names->room, 0, (size_t)(room - names->room) * sizeof *larger);
+    if (names->room > 0) memcpy(larger, names->at, (size_t)names->room * sizeof *larger);
+    free(names->at);
     names->at = larger;
     names->room = room;
   }

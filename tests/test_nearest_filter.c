@@ -19,8 +19,8 @@
 
 enum { ROWS = 320, MOST_DIM = 300, MOST_BYTES = MOST_DIM + 8 };
 
-typedef enum shape { PLAIN, ALIKE, FAR_FROM_ZERO, EXTREME, SHAPES } shape;
-static const char *const shape_names[] = {"plain", "alike", "far from zero", "extreme"};
+typedef enum shape { PLAIN, ALIKE, FAR_FROM_ZERO, EXTREME, ACROSS, SHAPES } shape; /* across: a tiny query, hardly met */
+static const char *const shape_names[] = {"plain", "alike", "far from zero", "extreme", "across"};
 static const int64_t dims[] = {1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 300};
 
 static sheaf_dtype dtype;
@@ -42,6 +42,7 @@ static void choose_tail(shape kind, int64_t row, test_random *random, float *sca
   *scale = (float)(0.5 + random_unit(random)) / (float)codes;
   *bias = -*scale * (float)codes * (0.4f + 0.2f * (float)random_unit(random));
   if (kind == FAR_FROM_ZERO) *bias += 10;
+  if (kind == ACROSS) *bias = (float)(1e-4 * (1 + random_unit(random)));
   if (kind == EXTREME && row % 3 == 0) *scale = extremes[random_below(random, 10)];
   if (kind == EXTREME && row % 7 == 0) *bias = extremes[random_below(random, 10)];
 }
@@ -56,6 +57,7 @@ static void make_rows(shape kind, test_random *random)
     float scale, bias;
     choose_tail(kind, kind == ALIKE ? 1 : row, random, &scale, &bias);
     for (int64_t i = 0; i < bytes; i++) at[i] = (unsigned char)random_bits(random); /* stray half bytes too */
+    if (kind == ACROSS) at[0] &= dtype == SHEAF_INT8 ? 0 : 0xf0; /* the only column that the query has */
     if (kind == ALIKE && row > 0) {
       memcpy(at, cells, (size_t)row_bytes);
       for (int i = 0; i < 3; i++) at[random_below(random, bytes)] ^= (unsigned char)(1 << random_below(random, 8));
@@ -82,6 +84,7 @@ static void make_query(shape kind, test_random *random)
     double noise = random_unit(random) + random_unit(random) - 1;
     query[d] = (float)(kind == ALIKE ? value[0][d] + 0.01 * noise : noise);
     if (kind != ALIKE && random_chance(random, 0.02)) query[d] *= 20;
+    if (kind == ACROSS) query[d] = d == 0 ? 1.01e-15f : 0;
     wide_query[d] = query[d];
   }
 }

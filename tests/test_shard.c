@@ -422,6 +422,9 @@ static void test_one_rank_needs_no_engine(void **state)
   desc.rank = 1;
   desc.shape[0] = 3;
   assert_int_equal(sheaf_dtensor_wrap(&desc, &i, &di), SHEAF_OK);
+  i.byte_offset = 4;
+  assert_int_equal(sheaf_dtensor_wrap(&desc, &i, &out), SHEAF_MISALIGNED);
+  i.byte_offset = 0;
   sheaf_shard_embedding_args args = SHEAF_SHARD_EMBEDDING_ARGS_INIT;
   args.table = dt;
   args.indices = di;
@@ -436,6 +439,21 @@ static void test_one_rank_needs_no_engine(void **state)
   assert_int_equal(sheaf_shard_embedding_run(&op, NULL, &args), SHEAF_INDEX_OUT_OF_RANGE);
   assert_string_equal(sheaf_last_error(), "indices: 9 at position 1 is outside 0..3; 1 such entry");
   assert_int_equal(sheaf_comm_statistics(comm).bytes_sent, 0);
+  indices[1] = 0;
+  sheaf_dtensor *gradient;
+  desc.dtype = SHEAF_F32;
+  desc.rank = 2;
+  table_shape[0] = 3;
+  assert_int_equal(sheaf_dtensor_wrap(&desc, &t, &gradient), SHEAF_OK);
+  args.grad_out = gradient;
+  args.table_grad = &out;
+  op.kind = SHEAF_LOOKUP_BACKWARD;
+  for (int k = 0; k < 3; k++) { /* whose bytes, counted in 64 bits, are few or none */
+    op.rows = ((int64_t[]){(int64_t)1 << 61, ((int64_t)1 << 61) + 1, INT64_MAX})[k];
+    assert_int_equal(sheaf_shard_embedding_run(&op, NULL, &args), SHEAF_INVALID_PROBLEM);
+    assert_non_null(strstr(sheaf_last_error(), "is larger than any memory"));
+  }
+  sheaf_dtensor_free(gradient);
   sheaf_dtensor_free(dt);
   sheaf_dtensor_free(di);
   sheaf_mesh_free(mesh);

@@ -27,13 +27,14 @@ def load(path: str | bytes | os.PathLike, name: str | None = None) -> typing.Any
       raise ValueError(f"{os.fspath(path)!r} is an npy file, whose array has no name; {name!r} was asked for")
     return _array(_core.read_npy(path))
   memories, metadata = _core.read_safetensors(path)
-  tensors = Tensors((key, _table(key, memory, metadata)) for key, memory in memories.items() if memory is not None)
-  tensors.metadata = metadata
+  memories = {key: memory for key, memory in memories.items() if memory is not None}
   if name is None:
+    tensors = Tensors((key, _table(key, memory, metadata)) for key, memory in memories.items())
+    tensors.metadata = metadata
     return tensors
-  if name not in tensors:
-    raise KeyError(f"{name!r} is not in {os.fspath(path)!r}, which holds {', '.join(sorted(tensors)) or 'nothing'}")
-  return tensors[name]
+  if name not in memories:
+    raise KeyError(f"{name!r} is not in {os.fspath(path)!r}, which holds {', '.join(sorted(memories)) or 'nothing'}")
+  return _table(name, memories[name], metadata)
 
 
 def save(path: str | bytes | os.PathLike, tensors: typing.Any, metadata: dict[str, str] | None = None) -> None:
@@ -50,7 +51,9 @@ def save(path: str | bytes | os.PathLike, tensors: typing.Any, metadata: dict[st
   else:
     tensors, metadata = dict(tensors), dict(metadata or {})
     for text in (*tensors, *metadata, *metadata.values()):
-      if isinstance(text, str) and "\0" in text:
+      if not isinstance(text, str):
+        raise TypeError(f"names and metadata are strings; {text!r} is of type {type(text).__name__}")
+      if "\0" in text:
         raise ValueError(f"{text!r} holds a NUL, which names and metadata of a safetensors file cannot have here")
     for key, value in tensors.items():
       if isinstance(value, QuantizedTable):
@@ -66,11 +69,11 @@ _NOTE = "sheaf.quantized."
 
 def _table(name, memory, metadata):
   note = metadata.get(_NOTE + name)
-  if note is None:
+  if note is None or memory.dtype != "u8":  # what is not bytes is no packed table, whatever a copied note says
     return _array(memory)
   dtype, _, dim = note.partition(" ")
-  if dtype not in ("int8", "int4") or not dim.isascii() or not dim.isdigit() or memory.dtype != "u8":
-    raise ValueError(f"{name!r} is of {memory.dtype}, and its note {note!r} is neither 'int8 COLUMNS' nor 'int4 COLUMNS'")
+  if dtype not in ("int8", "int4") or not dim.isascii() or not dim.isdigit():
+    raise ValueError(f"the note of {name!r}, {note!r}, is neither 'int8 COLUMNS' nor 'int4 COLUMNS'")
   return QuantizedTable(_array(memory), dtype, int(dim))
 
 

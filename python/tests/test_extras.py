@@ -257,6 +257,15 @@ def test_packed_tables_in_files_are_packed_tables(tmp_path):
     sheaf.load(tmp_path / "nowhere.safetensors:a")
   with pytest.raises(ValueError, match="no room to say how rows are packed"):
     sheaf.save(tmp_path / "q.npy", tables["a"])
+  # A note that somebody copied to what is no packed table is nothing to it.
+  sheaf.save(path, {"a": np.arange(6, dtype=np.uint8), "b": TABLE}, {"sheaf.quantized.a": "nonsense"})
+  assert np.array_equal(sheaf.load(path, "b"), TABLE)
+  with pytest.raises(ValueError, match="the note of 'a', 'nonsense'"):
+    sheaf.load(path)
+  with pytest.raises(TypeError, match="names and metadata are strings; 1 is of type int"):
+    sheaf.save(path, {1: TABLE})
+  with pytest.raises(ValueError, match="row 1 ranges further than int8 rows can hold"):
+    sheaf.quantize(np.array([[1, 2], [-3e38, 3e38]], np.float32))
   # What a file notes of tensors that are another's now is not kept; bytes stay what they are said to be.
   sheaf.save(path, {"a": TABLE, "b:c": loaded["b:c"].packed}, loaded.metadata)
   assert np.array_equal(sheaf.load(path, "a"), TABLE) and sheaf.load(path, "b:c").dtype == "int4"

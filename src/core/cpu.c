@@ -113,7 +113,8 @@ void shf_core_share_threads(int64_t processes)
 {
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
   if (processes < 2 || cores < 1 || secure_getenv("OMP_NUM_THREADS")) return;
-  atomic_store(&thread_share, cores > processes ? (int)(cores / processes) : 1);
+  int share = cores > processes ? (int)(cores / processes) : 1, known = atomic_load(&thread_share);
+  while ((!known || share < known) && !atomic_compare_exchange_weak(&thread_share, &known, share)) continue;
 }
 
 int sheaf_threads(void)

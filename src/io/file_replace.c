@@ -58,18 +58,24 @@ static void next_name(shf_io_output *output)
            atomic_fetch_add(&serial, 1));
 }
 
-/* The name that such a file gets in the end comes by way of /proc. Tests can do without (SHEAF_TEST_NAMED_FILES). */
+/* Tests ask for the ways of other systems by SHEAF_TEST_NAMED_FILES: files that have names from the start ("early"), or
+ * that cannot be given any ("late"). */
+static bool test_wants(const char *way)
+{
+  const char *wish = secure_getenv("SHEAF_TEST_NAMED_FILES");
+  return wish && strcmp(wish, way) == 0;
+}
+
+/* The name that such a file gets in the end comes by way of /proc. */
 static bool open_nameless(shf_io_output *output, unsigned mode)
 {
-  if (secure_getenv("SHEAF_TEST_NAMED_FILES") || access("/proc/self/fd", X_OK) != 0) return false;
-  output->file = openat(output->directory, ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, mode);
+  if (test_wants("early") || access("/proc/self/fd", X_OK) != 0) return false;
+  output->file = openat(output->directory, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, mode);
   return output->file >= 0;
 }
 
-static sheaf_status open_temporary(shf_io_output *output)
+static sheaf_status open_named(shf_io_output *output, unsigned mode)
 {
-  unsigned mode = output->replaces ? output->mode : 0666;
-  if (open_nameless(output, mode)) return SHEAF_OK;
   for (int attempt = 0; attempt < NAME_ATTEMPTS; attempt++) {
     next_name(output);
     output->file =
@@ -77,7 +83,40 @@ static sheaf_status open_temporary(shf_io_output *output)
     if (output->file >= 0) return SHEAF_OK;
     if (errno != EEXIST && errno != EINTR) break;
   }
+  output->temporary[0] = '\0';
   return shf_io_fail_errno(output->path, "create a temporary file in the file's directory", errno);
+}
+
+static sheaf_status open_temporary(shf_io_output *output)
+{
+  unsigned mode = output->replaces ? output->mode : 0666;
+  return open_nameless(output, mode) ? SHEAF_OK : open_named(output, mode);
+}
+
+/* Where a file may be created but not linked: what was written so far into one that has a name from the beginning. */
+static sheaf_status copy_to_named(shf_io_output *output)
+{
+  char buffer[1 << 16];
+  struct stat status;
+  int nameless = output->file;
+  off_t at = 0;
+  ssize_t got = 0;
+  if (fstat(nameless, &status) != 0) return shf_io_fail_errno(output->path, "look at the temporary file", errno);
+  sheaf_status copied = open_named(output, status.st_mode & 0777);
+  if (copied != SHEAF_OK) {
+    output->file = nameless;
+    return copied;
+  }
+  while (copied == SHEAF_OK && (got = pread(nameless, buffer, sizeof buffer, at)) != 0) {
+    if (got < 0 && errno == EINTR) continue;
+    copied = got < 0 ? shf_io_fail_errno(output->path, "read the temporary file again", errno)
+                     : shf_io_append(output, buffer, (size_t)got);
+    at += got;
+  }
+  if (copied == SHEAF_OK && (fchmod(output->file, status.st_mode & 0777) != 0 || fsync(output->file) != 0))
+    copied = shf_io_fail_errno(output->path, "sync the temporary file", errno);
+  close(nameless);
+  return copied;
 }
 
 /* Gives a complete file without a name one, beside the target, since only a rename replaces what is there. */
@@ -86,13 +125,12 @@ static sheaf_status name_temporary(shf_io_output *output)
   char from[32];
   if (output->temporary[0]) return SHEAF_OK;
   snprintf(from, sizeof from, "/proc/self/fd/%d", output->file);
-  for (int attempt = 0; attempt < NAME_ATTEMPTS; attempt++) {
+  for (int attempt = 0; attempt < NAME_ATTEMPTS && !test_wants("late"); attempt++) {
     next_name(output);
     if (linkat(AT_FDCWD, from, output->directory, output->temporary, AT_SYMLINK_FOLLOW) == 0) return SHEAF_OK;
     if (errno != EEXIST && errno != EINTR) break;
   }
-  output->temporary[0] = '\0';
-  return shf_io_fail_errno(output->path, "give the temporary file a name", errno);
+  return copy_to_named(output);
 }
 
 sheaf_status shf_io_begin(shf_io_output *output, const char *path)

@@ -53,7 +53,7 @@ int shf_plan_filter_make(shf_nearest_filter *filter, int8_t *weights, sheaf_dtyp
     square += value * value;
   }
   double norm = sqrt(square);
-  if (!(norm > 1e-18 && norm < 1e18)) return 0;
+  if (!(norm > 1e-15 && norm < 1e18)) return 0;
   float step = (float)(largest / most_weight * (1 + 2 * unit)); /* so that no weight is beyond the most */
   memset(weights, 0, (size_t)(lists * list));
   for (int64_t d = 0; d < dim; d++) {

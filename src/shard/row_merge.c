@@ -101,10 +101,9 @@ static void merge_share(const void *context, int thread, int64_t first, int64_t 
 /* ---- On a device -------------------------------------------------------------------------------------------------- */
 
 /* Each row is named once, so that accumulating the gradient of a lookup adds one term to each. */
-static sheaf_status add_part(shf_call *c, const shf_row_merge *m, const shf_row_part *part, void *total)
+static sheaf_status add_part(shf_call *c, const shf_row_merge *m, const shf_row_part *part, void *named, void *total)
 {
-  const void *named;
-  SHF_TRY(shf_call_write(c, part->ids, part->count * shf_core_dtype_size(m->number), &named));
+  SHF_TRY(shf_space_write(c->site.device, named, part->ids, part->count * shf_core_dtype_size(m->number)));
   sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
   desc.kind = SHEAF_LOOKUP_BACKWARD;
   desc.dtype = m->acc;
@@ -150,7 +149,11 @@ sheaf_status shf_merge_run(shf_call *c, const shf_row_merge *m, void *total)
     return SHEAF_OK;
   }
   SHF_TRY(shf_space_zero(c->site.device, total, m->rows * cell));
+  int64_t most = 0;
+  void *named = NULL; /* one place for all, since a call has room for few blocks and a mesh may have many ranks */
+  for (int64_t p = 0; p < m->parts; p++) most = m->part[p].count > most ? m->part[p].count : most;
+  SHF_TRY(shf_call_get(c, most * shf_core_dtype_size(m->number), &named));
   for (int64_t p = 0; p < m->parts; p++)
-    if (m->part[p].count > 0) SHF_TRY(add_part(c, m, &m->part[p], total));
+    if (m->part[p].count > 0) SHF_TRY(add_part(c, m, &m->part[p], named, total));
   return SHEAF_OK;
 }

@@ -6,6 +6,10 @@
 
 #include "shard/embedding_call.h"
 
+/* As plans have it: whatever is counted or multiplied of such a table fits 63 bits. */
+#define MOST_TABLE_ROWS ((int64_t)1 << 46)
+#define MOST_CELLS ((int64_t)1 << 57)
+
 static int is_backward(sheaf_embedding_kind kind)
 {
   return kind == SHEAF_LOOKUP_BACKWARD || kind == SHEAF_BAG_SUM_BACKWARD || kind == SHEAF_BAG_MEAN_BACKWARD ||
@@ -132,6 +136,9 @@ static sheaf_status read_problem(const sheaf_embedding_desc *desc, const sheaf_s
   set_placements(p, 1, index);
   shf_shard_shapes shapes;
   SHF_TRY(shf_shard_shapes_of(p, &shapes));
+  SHF_REQUIRE(p->rows >= 0 && p->rows <= MOST_TABLE_ROWS && (p->dim == 0 || p->rows <= MOST_CELLS / p->dim),
+              INVALID_PROBLEM, "a table of %lld rows of %lld elements is larger than any memory", (long long)p->rows,
+              (long long)p->dim);
   SHF_REQUIRE(values->desc.rank == shapes.in[0].rank &&
                   memcmp(values->desc.shape, shapes.in[0].shape, (size_t)values->desc.rank * 8) == 0,
               INVALID_PROBLEM, "%s does not have the shape that indices and bags ask for",

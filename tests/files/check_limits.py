@@ -109,9 +109,12 @@ def check_killed_writes_leave_the_old_file_whole():
     for command in (["convert", "t.npy", "--to", "f64"], ["quantize", "t.npy", "--to", "int8"]):
         run(*command, "-o", "whole.npy")
         whole, caught = open("whole.npy", "rb").read(), 0
+        for way in ("early", "late"):
+            run(*command, "-o", "way.npy", env={"SHEAF_TEST_NAMED_FILES": way})
+            check(open("way.npy", "rb").read() == whole and not temporaries(), f"{command[0]}: names that come {way}")
         for i in range(16 if QUICK else 40):
             open("out.npy", "wb").write(old)
-            named = {"SHEAF_TEST_NAMED_FILES": "1"} if i % 4 < 2 or not nameless_files() else {}
+            named = {"SHEAF_TEST_NAMED_FILES": "early"} if i % 4 < 2 or not nameless_files() else {}
             caught += killed_in_the_middle([*command, "-o", "out.npy"], signal.SIGKILL if i % 2 else signal.SIGTERM, 0.0005 * i, named)
             content = open("out.npy", "rb").read()
             check(content in (old, whole), f"{command[0]}, after {i}: {len(content)} bytes")

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import shutil
 from fractions import Fraction
 
 import numpy as np
@@ -120,7 +121,9 @@ def check_show_counts_what_is_there():
     check(answer("show", "m.safetensors:b")["column_blocks"][0]["least"] == 0, "integers")
     check(answer("show", "-", stdin=open("t.npy", "rb").read())["nan_rows"] == 1, "stdin")
     np.save("wide.npy", np.full((4, 3), 1e200))
-    check(answer("show", "wide.npy")["column_blocks"][0]["deviation"] is None, "squares beyond f64 are no number of JSON's")
+    shown = answer("show", "wide.npy")
+    check(shown["column_blocks"][0]["deviation"] is None, "squares beyond f64 are no number of JSON's")
+    check([(bin["rows"], bin["from"] > 1e9) for bin in shown["norms"]] == [(4, True)], f"large norms: {shown['norms']}")
     evil = "a\x1b]0;b\x07c\n"
     oracle.write_safetensors("evil.safetensors", {evil: ("F32", values), "b": ("F32", values)})
     text = run("show", "evil.safetensors").stdout
@@ -143,6 +146,18 @@ def check_the_lines_of_the_readme():
     check([(int(f[1]), f[3]) for f in found] == [(row, names[row]) for row in order], text)
     text = run(*lines[1].split()).stdout.decode()
     check("times smaller" in text and "error   rms" in text and os.path.exists("wte-int4.safetensors"), text)
+
+
+def check_verify_lists_every_case():
+    vectors = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "vectors")
+    one = os.fsencode(os.path.join(vectors, min(n for n in os.listdir(vectors) if n.endswith(".safetensors"))))
+    os.mkdir("cases")
+    for name in (b"caf\xe9\x1b.safetensors", b"plain.safetensors"):
+        shutil.copy(one, os.path.join(b"cases", name))
+    told = answer("verify", "cases")
+    check(told["passed"] == 2 and [c["case"] for c in told["cases"]] == ["caf\ufffd\x1b.safetensors", "plain.safetensors"], f"{told}")
+    text = run("verify", "cases", "--verbose").stdout
+    check(b"caf\\xe9\\x1b.safetensors" in text and b"\x1b" not in text, f"{text}")
 
 
 main(globals())
