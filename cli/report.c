@@ -44,7 +44,7 @@ static void put_page(FILE *file, const char *title, const char *json)
   const char *page = (const char *)report_page;
   const char *title_at = strstr(page, "@TITLE@"), *data_at = strstr(page, "@DATA@");
   fwrite(page, 1, (size_t)(title_at - page), file);
-  put_escaped(file, title);
+  put_escaped(file, cli_shown(title)); /* a file's name, which may be any bytes */
   fwrite(title_at + 7, 1, (size_t)(data_at - title_at - 7), file);
   put_data(file, json);
   fputs(data_at + 6, file);

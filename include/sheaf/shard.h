@@ -37,7 +37,7 @@ typedef struct sheaf_comm sheaf_comm;
  *   "nccl"  CUDA devices; handle is a pointer to a sheaf_nccl_handle, NULL means one rank on device 0. Needs the plug-in
  *           libsheaf_cuda.so and, opened when it is first asked for, libnccl.so.2 (SHEAF_NCCL names another file)
  * Every engine moves tensors of CPU and device memory alike; those that it cannot reach are copied on the way. Where
- * several of its ranks are on one machine, each uses by default its share of that machine's threads (sheaf_set_threads).
+ * several ranks of MPI are on one machine, each uses by default its share of that machine's threads (sheaf_set_threads).
  * UNAVAILABLE, with the file that was looked for, when the engine is not there. `*comm` is NULL on failure. */
 typedef struct sheaf_nccl_handle {
   size_t struct_size;

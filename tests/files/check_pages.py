@@ -296,6 +296,9 @@ def check_a_page_of_a_trace():
     ops = json.loads(run("trace", "view", "trace.json", "--json").stdout)["ops"]
     check(sum(op["calls"] for op in ops) == 301 and abs(ops[0]["gbps"] - 1.0) < 1e-9, ops[0])
     check(EVIL not in open("trace.html").read(), "harm")
+    shutil.copy("trace.json", b"caf\xe9.json")
+    run("trace", "view", os.fsdecode(b"caf\xe9.json"), "--report", "odd.html")
+    check("caf\\xe9.json" in open("odd.html", encoding="utf-8").read(), "a title of any bytes")
     asked = open_page("trace.html", """
       const rects = () => document.querySelectorAll("#chart-timeline rect").length, all = rects();
       document.querySelector(".tools button").click(); const near = rects();
