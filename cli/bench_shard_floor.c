@@ -20,11 +20,11 @@ double bench_shard_floor(const DLTensor *indices, int64_t rows)
   const int64_t *index = (const int64_t *)indices->data;
   int64_t count = indices->shape[0] * (indices->ndim > 1 ? indices->shape[1] : 1), words = rows / 64 + 1;
   uint64_t *named = malloc((size_t)words * sizeof *named);
-  int32_t *list = malloc((size_t)(count + 1) * sizeof *list);
+  int32_t *list = calloc((size_t)count + 1, sizeof *list);
   double time = -1;
   if (named && list) {
     int64_t distinct = 0;
-    volatile int32_t *page = list; /* pages that are there, which the compiler would leave to calloc */
+    volatile int32_t *page = list; /* pages that are there */
     for (int64_t i = 0; i <= count; i += 512) page[i] = 0;
     memset(named, 1, (size_t)words * sizeof *named);
     double start = now_us();

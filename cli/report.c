@@ -96,15 +96,14 @@ static char *put_word(char *out, const char *word)
 {
   static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%";
   size_t length = strlen(word);
-  if (length > 0 && strspn(word, plain) == length) return (char *)memcpy(out, word, length) + length;
-  *out++ = '\'';
+  int quoted = length == 0 || strspn(word, plain) < length;
+  if (quoted) *out++ = '\'';
   for (; *word; word++) {
-    if (*word == '\'') /* ends the quotes, stands alone, and begins them again */
-      out = (char *)memcpy(out, "'\\''", 4) + 4;
-    else
-      *out++ = *word;
+    if (quoted && *word == '\'') /* ends the quotes, stands alone, and begins them again */
+      for (const char *mark = "'\\'"; *mark; mark++) *out++ = *mark;
+    *out++ = *word;
   }
-  *out++ = '\'';
+  if (quoted) *out++ = '\'';
   return out;
 }
 

@@ -69,7 +69,7 @@ static sheaf_isa isa_from_environment(void)
 {
   sheaf_isa best = sheaf_isa_best();
   const char *wish = secure_getenv("SHEAF_ISA");
-  for (int isa = 0; wish && isa <= (int)best; isa++)
+  for (int isa = 0; wish && isa <= (int)best && isa < (int)(sizeof isa_names / sizeof *isa_names); isa++)
     if (strcmp(wish, isa_names[isa]) == 0) return (sheaf_isa)isa;
   return best;
 }

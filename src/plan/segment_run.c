@@ -117,7 +117,7 @@ static void run_stage(const run *r, const shf_job *job, shf_axis axis, shf_part_
 static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped, shf_part_fn *part, shf_join_fn *join)
 {
   if (grouped) job->grouped = *grouped;
-  if (job->grouped.payload_is_value) job->source = (shf_matrix){(char *)(uintptr_t)grouped->entries, 8, 0};
+  if (grouped && grouped->payload_is_value) job->source = (shf_matrix){(char *)grouped->entries, 8, 0};
   job->ahead = grouped ? r->plan->ahead : 0;
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
@@ -199,7 +199,7 @@ static void count_share(void *context, int thread)
 {
   const count_task *task = context;
   const sheaf_segment_desc *d = task->r->desc;
-  shf_matrix ids = operand(task->r, SHF_SEGMENT_ids);
+  shf_matrix ids = task->r->bound.view[SHF_SEGMENT_ids];
   int64_t all = task->r->plan->batch * d->rows, cells = task->r->plan->batch * d->segments;
   int64_t at = shf_plan_share(all, thread, task->threads), last = shf_plan_share(all, thread + 1, task->threads);
   int64_t *counts = task->counts + thread * cells;

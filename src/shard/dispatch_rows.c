@@ -217,14 +217,14 @@ sheaf_status shf_dispatch_return(const shf_dispatch *d, DLDevice device, const v
   return shf_dispatch_swap(d, device, compact, d->ask_at, rows, d->asked_at, cell);
 }
 
-sheaf_status shf_dispatch_tell(const sheaf_mesh *mesh, int dims, int64_t count, const int64_t *mine, int64_t *theirs)
+sheaf_status shf_dispatch_tell(const sheaf_mesh *mesh, int dims, int64_t count, const int64_t *mine, void *theirs)
 {
   shf_message *out = shf_mesh_messages(mesh, 0), *in = shf_mesh_messages(mesh, 1);
   int64_t others = 0, bytes = count * (int64_t)sizeof *mine;
   for (int64_t rank = 0; rank < mesh->ranks; rank++) {
     if (rank == mesh->rank || !in_group(mesh, dims, rank)) continue;
     out[others] = (shf_message){rank, (char *)(mine + rank * count), bytes};
-    in[others++] = (shf_message){rank, (char *)(theirs + rank * count), bytes};
+    in[others++] = (shf_message){rank, (char *)theirs + rank * bytes, bytes};
   }
   if (others == 0) return SHEAF_OK;
   return shf_comm_exchange(mesh->comm, out, others, in, others, shf_host());

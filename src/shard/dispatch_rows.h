@@ -108,7 +108,7 @@ sheaf_status shf_dispatch_swap(const shf_dispatch *d, DLDevice device, const voi
 
 /* Numbers of one rank for each of the others (shf_mesh_numbers), `count` for a rank, which begin at mine + rank * count;
  * theirs likewise. Collective over the dispatched dimensions. */
-sheaf_status shf_dispatch_tell(const sheaf_mesh *mesh, int dims, int64_t count, const int64_t *mine, int64_t *theirs);
+sheaf_status shf_dispatch_tell(const sheaf_mesh *mesh, int dims, int64_t count, const int64_t *mine, void *theirs);
 
 /* The member whose turn it is in the order of ranks. */
 static inline int64_t shf_dispatch_at_turn(const shf_dispatch *d, int64_t turn)

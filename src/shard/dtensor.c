@@ -132,10 +132,10 @@ sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *
                            sheaf_dtype_name(sheaf_dtype_from_dl(type)));
   if (status == SHEAF_OK && !local->data && stride > 0)
     status = shf_core_fail(SHEAF_INVALID_PROBLEM, "the local part has no data");
-  const uintptr_t start = (uintptr_t)local->data + local->byte_offset;
-  if (status == SHEAF_OK && stride > 0 && start % (uintptr_t)(type.bits / 8) != 0)
+  const char *start = stride > 0 ? (const char *)local->data + local->byte_offset : NULL;
+  if (status == SHEAF_OK && (uintptr_t)start % (uintptr_t)(type.bits / 8) != 0)
     status = shf_core_fail(SHEAF_MISALIGNED, "the local part starts at %p, which is not a multiple of its elements' %d bytes",
-                           (void *)start, type.bits / 8);
+                           (const void *)start, type.bits / 8);
   if (status != SHEAF_OK) {
     sheaf_dtensor_free(t);
     return status;

@@ -34,9 +34,9 @@ int64_t shf_row_set_room(int64_t rows, int64_t entries)
   return (((int64_t)1 << slot_bits(entries)) + 1) * (block + 1) + 2 * entries; /* slots are sorted to and fro */
 }
 
-void shf_row_set_open(shf_row_set *set, int64_t rows, int64_t entries, int64_t *memory)
+void shf_row_set_open(shf_row_set *set, int64_t rows, int64_t entries, void *memory)
 {
-  *set = (shf_row_set){.rows = rows, .count = all_blocks(rows), .blocks = (shf_row_block *)(void *)memory};
+  *set = (shf_row_set){.rows = rows, .count = all_blocks(rows), .blocks = memory};
   int64_t slots = set->count;
   if (is_hashed(rows, entries)) {
     set->bits = slot_bits(entries);

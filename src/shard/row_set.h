@@ -31,7 +31,7 @@ typedef struct shf_row_range {
 
 /* The numbers of 8 bytes that a set of so many entries takes, and an empty set in as many. */
 int64_t shf_row_set_room(int64_t rows, int64_t entries);
-void shf_row_set_open(shf_row_set *set, int64_t rows, int64_t entries, int64_t *memory);
+void shf_row_set_open(shf_row_set *set, int64_t rows, int64_t entries, void *memory);
 
 /* Adds rows; -1 is none. No more entries than it was opened for. */
 void shf_row_set_add(shf_row_set *set, const int64_t *rows, int64_t count);
