@@ -1,4 +1,7 @@
 /* cli/main.c: the command `sheaf`: finds the subcommand, runs it, and sees that its output arrived. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -85,7 +88,8 @@ int main(int argc, char **argv)
   signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is an error to be told, not the end */
 #endif
 #ifdef SIGBUS
-  signal(SIGBUS, lost_file);
+  struct sigaction lost = {.sa_handler = lost_file}; /* not signal(), after which a second thread's ends the process */
+  sigaction(SIGBUS, &lost, NULL);
 #endif
   int code = run_command(argc, argv);
   errno = 0;
