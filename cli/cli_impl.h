@@ -128,7 +128,10 @@ void cli_progress_begin(cli_progress *progress, int64_t rows, int64_t row_bytes,
 bool cli_progress_step(cli_progress *progress, int64_t done);
 void cli_progress_end(cli_progress *progress);
 
-/* The same wish, for work that shows its progress otherwise: from the first call on. */
+/* From here on SIGINT, SIGTERM and SIGHUP are noted: before the first file that would have to be taken away. */
+void cli_watch_signals(void);
+
+/* The same wish, for work that shows its progress otherwise; signals are noted from the first call on. */
 bool cli_stop_wanted(void);
 
 /* ---- The subcommands: argv[0] is the subcommand's name ------------------------------------------------------- */

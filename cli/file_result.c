@@ -28,7 +28,7 @@ static int open_writer(result_sink *sink, const result_shape *shape)
   output.metadata = shape->metadata;
   output.metadata_count = shape->metadata_count;
   if (to_pipe && isatty(STDOUT_FILENO)) return cli_misused(sink->command, "npy is no text; '-o -' is for pipes");
-  (void)cli_stop_wanted(); /* signals are noted before there is a file to take away */
+  cli_watch_signals();
   return sheaf_io_write_begin(&output, &sink->writer) == SHEAF_OK ? CLI_GO_ON : cli_failed(sink->command);
 }
 

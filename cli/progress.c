@@ -18,7 +18,7 @@ static void note_stop(int signal_number)
 }
 
 /* A second signal ends the program as usual. */
-static void watch_signals(void)
+void cli_watch_signals(void)
 {
   static bool watched;
   if (watched) return;
@@ -35,13 +35,13 @@ static void watch_signals(void)
 
 bool cli_stop_wanted(void)
 {
-  watch_signals();
+  cli_watch_signals();
   return stopped;
 }
 
 void cli_progress_begin(cli_progress *progress, int64_t rows, int64_t row_bytes, int quiet)
 {
-  watch_signals();
+  cli_watch_signals();
   *progress = (cli_progress){.rows = rows, .row_bytes = row_bytes, .begun = bench_now()};
   progress->visible = !quiet && isatty(STDERR_FILENO);
 }

@@ -6,6 +6,15 @@
 
 enum { SHF_MAX_THREADS = 256 };
 
+/* Loops that want instructions which the first x86-64 had not are written once, as SHF_ALWAYS_INLINE functions, and compiled
+ * twice: within a plain function, and within one for SHF_WITH(...) that is called where sheaf_isa_best says AVX2. */
+#define SHF_ALWAYS_INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define SHF_WITH(instructions) __attribute__((target(instructions)))
+#else
+#define SHF_WITH(instructions)
+#endif
+
 /* As many of these threads as OpenMP would ever make, and no more than SHF_MAX_THREADS. */
 int shf_core_cap_threads(int threads);
 

@@ -4,14 +4,6 @@
 
 #include "plan/plan_impl.h"
 
-/* Loops over 64-bit numbers want comparisons that the first x86-64 had not: they are compiled twice. */
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__)
-#define WITH_AVX2 __attribute__((target("avx2")))
-#else
-#define WITH_AVX2
-#endif
-
 /* ---- Indices ---- */
 
 typedef struct scan_task {
@@ -19,7 +11,7 @@ typedef struct scan_task {
   sheaf_index_report found[SHF_MAX_THREADS];
 } scan_task;
 
-ALWAYS_INLINE int64_t count_bad(const shf_index_scan *scan, const char *row, int64_t first, int64_t last)
+SHF_ALWAYS_INLINE int64_t count_bad(const shf_index_scan *scan, const char *row, int64_t first, int64_t last)
 {
   int64_t bad = 0;
   uint64_t limit = (uint64_t)scan->limit;
@@ -38,7 +30,7 @@ static int64_t count_bad_plain(const shf_index_scan *scan, const char *row, int6
 {
   return count_bad(scan, row, first, last);
 }
-WITH_AVX2 static int64_t count_bad_avx2(const shf_index_scan *scan, const char *row, int64_t first, int64_t last)
+SHF_WITH("avx2") static int64_t count_bad_avx2(const shf_index_scan *scan, const char *row, int64_t first, int64_t last)
 {
   return count_bad(scan, row, first, last);
 }
@@ -136,7 +128,7 @@ enum { DROP_BLOCK = 256 };
     }                                                                                  \
     while (i < last && values[i - 1] <= values[i]) i++;                                \
   } while (0)
-ALWAYS_INLINE int64_t first_drop(const char *data, int64_t first, int64_t last, int wide)
+SHF_ALWAYS_INLINE int64_t first_drop(const char *data, int64_t first, int64_t last, int wide)
 {
   int64_t i = first < 1 ? 1 : first;
   if (wide)
@@ -150,7 +142,7 @@ static int64_t first_drop_plain(const char *data, int64_t first, int64_t last, i
 {
   return first_drop(data, first, last, wide);
 }
-WITH_AVX2 static int64_t first_drop_avx2(const char *data, int64_t first, int64_t last, int wide)
+SHF_WITH("avx2") static int64_t first_drop_avx2(const char *data, int64_t first, int64_t last, int wide)
 {
   return first_drop(data, first, last, wide);
 }

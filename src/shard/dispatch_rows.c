@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "core/cpu.h"
+
 /* ---- The group -------------------------------------------------------------------------------------------------- */
 
 static int in_group(const sheaf_mesh *mesh, int dims, int64_t rank)
@@ -71,15 +73,7 @@ static void find_members(const shf_dispatch_task *t, shf_dispatch *d)
 
 /* ---- Distinct rows ---------------------------------------------------------------------------------------------- */
 
-/* Loops over 64-bit numbers want comparisons that the first x86-64 had not: they are compiled twice. */
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__)
-#define WITH_AVX2 __attribute__((target("avx2")))
-#else
-#define WITH_AVX2
-#endif
-
-ALWAYS_INLINE void load_rows(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
+SHF_ALWAYS_INLINE void load_rows(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
 {
   const int64_t limit = d->rows, skipped = d->skipped, *wide = d->indices;
   const int32_t *narrow = d->indices;
@@ -98,7 +92,7 @@ static void load_rows_plain(const shf_dispatch *d, int64_t first, int64_t count,
 {
   load_rows(d, first, count, rows);
 }
-WITH_AVX2 static void load_rows_avx2(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
+SHF_WITH("avx2") static void load_rows_avx2(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows)
 {
   load_rows(d, first, count, rows);
 }
@@ -112,7 +106,7 @@ void shf_dispatch_rows(const shf_dispatch *d, int64_t first, int64_t count, int6
 }
 
 /* Numbers in the order of rows become places: this rank's rows come last. */
-ALWAYS_INLINE void move_own(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
+SHF_ALWAYS_INLINE void move_own(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
 {
   const int64_t lo = d->row_lo, hi = d->row_hi, distinct = d->distinct;
   const int64_t up = d->away - d->before, down = d->distinct - d->away;
@@ -126,7 +120,7 @@ static void move_own_plain(const shf_dispatch *d, const int64_t *rows, int64_t c
 {
   move_own(d, rows, count, places);
 }
-WITH_AVX2 static void move_own_avx2(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
+SHF_WITH("avx2") static void move_own_avx2(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places)
 {
   move_own(d, rows, count, places);
 }

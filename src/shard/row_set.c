@@ -3,13 +3,7 @@
 
 #include <string.h>
 
-/* Bits are counted by an instruction that the first x86-64 had not: what counts them is compiled twice. */
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-#if defined(__x86_64__)
-#define WITH_POPCOUNT __attribute__((target("popcnt")))
-#else
-#define WITH_POPCOUNT
-#endif
+#include "core/cpu.h"
 
 enum { BLOCK_BITS = 6, BLOCK = 1 << BLOCK_BITS, DIRECT = 4, DIGIT_BITS = 8 };
 
@@ -126,7 +120,7 @@ static inline int64_t block_at(const shf_row_set *set, int64_t place)
   return set->keys ? set->keys[set->order[place]] : place;
 }
 
-ALWAYS_INLINE int64_t number(shf_row_set *set, shf_row_range *ranges, int64_t count)
+SHF_ALWAYS_INLINE int64_t number(shf_row_set *set, shf_row_range *ranges, int64_t count)
 {
   int64_t total = 0, at = 0;
   for (int64_t i = 0; i < count; i++) ranges[i].named = 0;
@@ -158,7 +152,7 @@ static int64_t number_plain(shf_row_set *set, shf_row_range *ranges, int64_t cou
 {
   return number(set, ranges, count);
 }
-WITH_POPCOUNT static int64_t number_popcount(shf_row_set *set, shf_row_range *ranges, int64_t count)
+SHF_WITH("popcnt") static int64_t number_popcount(shf_row_set *set, shf_row_range *ranges, int64_t count)
 {
   return number(set, ranges, count);
 }
@@ -171,7 +165,7 @@ int64_t shf_row_set_number(shf_row_set *set, shf_row_range *ranges, int64_t coun
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------ */
 
-ALWAYS_INLINE void list(const shf_row_set *set, int64_t lo, int64_t hi, const int narrow, void *rows)
+SHF_ALWAYS_INLINE void list(const shf_row_set *set, int64_t lo, int64_t hi, const int narrow, void *rows)
 {
   int64_t count = 0, place = set->keys ? 0 : lo >> BLOCK_BITS;
   for (; place < set->count; place++) {
@@ -196,7 +190,7 @@ void shf_row_set_list(const shf_row_set *set, int64_t lo, int64_t hi, sheaf_dtyp
     list(set, lo, hi, 0, rows);
 }
 
-ALWAYS_INLINE void find(const shf_row_set *set, const int64_t *rows, int64_t count, int64_t *numbers)
+SHF_ALWAYS_INLINE void find(const shf_row_set *set, const int64_t *rows, int64_t count, int64_t *numbers)
 {
   for (int64_t i = 0; set->keys && i < count; i++)
     if (rows[i] >= 0) __builtin_prefetch(&set->keys[first_slot(set, rows[i] >> BLOCK_BITS)]);
@@ -217,7 +211,7 @@ static void find_plain(const shf_row_set *set, const int64_t *rows, int64_t coun
 {
   find(set, rows, count, numbers);
 }
-WITH_POPCOUNT static void find_popcount(const shf_row_set *set, const int64_t *rows, int64_t count, int64_t *numbers)
+SHF_WITH("popcnt") static void find_popcount(const shf_row_set *set, const int64_t *rows, int64_t count, int64_t *numbers)
 {
   find(set, rows, count, numbers);
 }

@@ -96,3 +96,12 @@ uint64_t ranks_random(uint64_t *state)
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
+
+const sheaf_strategy *ranks_dispatch_of(const sheaf_shard_problem *p, sheaf_strategy_list **list)
+{
+  OK(sheaf_strategies(p, 0, NULL, list));
+  for (int64_t i = 0; i < sheaf_strategy_count(*list); i++)
+    if (sheaf_strategy_at(*list, i)->dispatch) return sheaf_strategy_at(*list, i);
+  CHECK(0, "no dispatch");
+  return NULL;
+}

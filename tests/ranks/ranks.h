@@ -53,6 +53,9 @@ int ranks_meshes(ranks_mesh list[RANKS_MAX_MESHES]);
 void ranks_range(const ranks_mesh *mesh, const sheaf_placement *placements, int d, int64_t extent, int64_t rank,
                  int64_t *lo, int64_t *hi);
 
+/* The strategy of a problem by which rows are dispatched; it lives as long as the list. */
+const sheaf_strategy *ranks_dispatch_of(const sheaf_shard_problem *p, sheaf_strategy_list **list);
+
 /* The same numbers on every rank. */
 uint64_t ranks_random(uint64_t *state);
 

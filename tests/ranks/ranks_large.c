@@ -92,15 +92,6 @@ static float *expect(const size *s, sheaf_embedding_kind kind, int64_t lo, int64
   return out;
 }
 
-static const sheaf_strategy *dispatch_of(const sheaf_shard_problem *p, sheaf_strategy_list **list)
-{
-  OK(sheaf_strategies(p, 0, NULL, list));
-  for (int64_t i = 0; i < sheaf_strategy_count(*list); i++)
-    if (sheaf_strategy_at(*list, i)->dispatch) return sheaf_strategy_at(*list, i);
-  CHECK(0, "no dispatch");
-  return NULL;
-}
-
 static void check(const size *s, sheaf_embedding_kind kind, int exact)
 {
   int backward = kind == SHEAF_LOOKUP_BACKWARD || kind == SHEAF_BAG_SUM_BACKWARD, bags = kind >= SHEAF_BAG_SUM;
@@ -119,7 +110,7 @@ static void check(const size *s, sheaf_embedding_kind kind, int exact)
   p.in[0][0] = p.in[1][0] = sheaf_shard(0);
   sheaf_strategy_list *list;
   sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
-  call.strategy = dispatch_of(&p, &list);
+  call.strategy = ranks_dispatch_of(&p, &list);
   call.exact = (uint8_t)exact;
   sheaf_dtensor *first = make_values(backward ? groups : s->rows, s->columns), *index = make_indices(s, bags), *made;
   sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;

@@ -204,11 +204,8 @@ static void check_bags(const world *w, int64_t length, int exact, int backward)
   p.bags = shape[0];
   p.in[0][0] = p.in[1][0] = S0;
   sheaf_strategy_list *list;
-  OK(sheaf_strategies(&p, 0, NULL, &list));
   sheaf_shard_call call = SHEAF_SHARD_CALL_INIT;
-  for (int64_t i = 0; i < sheaf_strategy_count(list); i++)
-    if (sheaf_strategy_at(list, i)->dispatch) call.strategy = sheaf_strategy_at(list, i);
-  CHECK(call.strategy, "no dispatch");
+  call.strategy = ranks_dispatch_of(&p, &list);
   call.exact = (uint8_t)exact;
   sheaf_embedding_desc desc = SHEAF_EMBEDDING_DESC_INIT;
   desc.kind = (sheaf_embedding_kind)p.kind;
