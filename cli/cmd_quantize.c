@@ -34,12 +34,29 @@ static DLTensor matrix(void *data, sheaf_dtype dtype, int64_t *shape)
   return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = 2, .dtype = sheaf_dtype_to_dl(dtype), .shape = shape};
 }
 
+/* Rows are finite, but their range may be beyond what scale and bias can hold; then they cannot be read back. */
+static void note_lost(const packing *p, const float *before, int64_t row, packing_error *error)
+{
+  float least = before[0], most = before[0];
+  for (int64_t d = 1; d < p->table.dim; d++) {
+    least = before[d] < least ? before[d] : least;
+    most = before[d] > most ? before[d] : most;
+  }
+  error->fault_row = row;
+  snprintf(error->fault, sizeof error->fault, "ranges from %g to %g, which %s rows cannot hold", (double)least,
+           (double)most, sheaf_dtype_name(p->to));
+}
+
 static void measure_row(const packing *p, const float *before, const float *after, int64_t row, packing_error *error)
 {
   double dot = 0, own = 0, other = 0;
   int64_t dim = p->table.dim;
   for (int64_t d = 0; d < dim; d++) {
     double x = (double)before[d], y = (double)after[d], gap = fabs(x - y);
+    if (!isfinite(y)) {
+      if (error->fault_row < 0) note_lost(p, before, row, error);
+      return;
+    }
     error->square += gap * gap;
     own += x * x;
     other += y * y;
@@ -65,12 +82,13 @@ static void pack_block(const packing *p, const char *rows, int64_t first, int64_
   fine = fine && sheaf_dequantize_rows(p->to, &packed_operand, &plain_operand) == SHEAF_OK;
   if (!fine) {
     int64_t row = sheaf_last_error_info().position;
-    char named[48]; /* the library counts from the block's start */
-    int prefix = snprintf(named, sizeof named, "row %lld ", (long long)row);
-    const char *why = before ? sheaf_last_error() : "needs more memory";
-    if (before && strncmp(why, named, (size_t)prefix) == 0) why += prefix;
+    const char *place =
+        before ? strstr(sheaf_last_error(), "holds ") : NULL; /* the library counts from the block's start */
     error->fault_row = first + (before && row >= 0 ? row : 0);
-    snprintf(error->fault, sizeof error->fault, "%s", why);
+    snprintf(error->fault, sizeof error->fault, "%s",
+             place    ? place
+             : before ? "cannot be packed"
+                      : "needs more memory");
   }
   for (int64_t i = 0; fine && i < count; i++) measure_row(p, before + i * dim, after + i * dim, first + i, error);
   free(before);

@@ -316,7 +316,7 @@ SHEAF_API sheaf_status sheaf_segment_grouping_build(const sheaf_plan *plan, void
 /* ---- Quantised rows ------------------------------------------------------------------------------------------ */
 
 /* Packs f32 rows [V, D] into u8 rows [V, sheaf_dtype_row_bytes(dtype, D)] of INT8 or INT4. A row with NaN or
- * infinity, or whose range its scale and bias cannot hold, is INVALID_PROBLEM naming it, and nothing is written. */
+ * infinity is INVALID_PROBLEM naming the row, and nothing is written. */
 SHEAF_API sheaf_status sheaf_quantize_rows(sheaf_dtype dtype, const sheaf_operand *rows, const sheaf_operand *packed);
 
 /* Unpacks them again into f32 rows; D is taken from `rows`. */

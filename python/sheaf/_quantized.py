@@ -42,6 +42,11 @@ def quantize(rows: typing.Any, dtype: str = "int8") -> QuantizedTable:
   if dtype not in ("int8", "int4"):
     raise ValueError(f"dtype is {dtype!r}; rows are packed as 'int8' or 'int4'")
   packed = _core.quantize_rows(rows, dtype)
+  tail = numpy.asarray(packed)[:, -8 if dtype == "int8" else -4:]
+  tail = numpy.ascontiguousarray(tail).view("<f4" if dtype == "int8" else "<f2")
+  fits = numpy.isfinite(tail).all(axis=1)
+  if not fits.all():
+    raise ValueError(f"row {int(numpy.argmin(fits))} ranges further than {dtype} rows can hold")
   return QuantizedTable(packed, dtype, int(numpy.shape(rows)[1]))
 
 

@@ -264,7 +264,7 @@ def test_packed_tables_in_files_are_packed_tables(tmp_path):
     sheaf.load(path)
   with pytest.raises(TypeError, match="names and metadata are strings; 1 is of type int"):
     sheaf.save(path, {1: TABLE})
-  with pytest.raises(ValueError, match=r"row 1 ranges from -3e\+38 to 3e\+38, which int8 rows cannot hold"):
+  with pytest.raises(ValueError, match="row 1 ranges further than int8 rows can hold"):
     sheaf.quantize(np.array([[1, 2], [-3e38, 3e38]], np.float32))
   # What a file notes of tensors that are another's now is not kept; bytes stay what they are said to be.
   sheaf.save(path, {"a": TABLE, "b:c": loaded["b:c"].packed}, loaded.metadata)

@@ -39,6 +39,19 @@ static const float *plain_row(const row_pair *pair, int64_t i)
   return (const float *)(const void *)(pair->rows.data + i * pair->rows.row_stride);
 }
 
+static sheaf_status check_finite(const row_pair *pair)
+{
+  for (int64_t i = 0; i < pair->count; i++)
+    for (int64_t d = 0; d < pair->dim; d++)
+      if (!isfinite(plain_row(pair, i)[d])) {
+        sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = "rows", .position = i, .count = 1};
+        return shf_core_fail_info(&info,
+                                  "row %" PRId64 " holds %g in column %" PRId64 "; only finite rows can be quantised",
+                                  i, (double)plain_row(pair, i)[d], d);
+      }
+  return SHEAF_OK;
+}
+
 static void row_range(const float *row, int64_t dim, float *least, float *most)
 {
   *least = *most = dim ? row[0] : 0;
@@ -46,36 +59,6 @@ static void row_range(const float *row, int64_t dim, float *least, float *most)
     if (row[d] < *least) *least = row[d];
     if (row[d] > *most) *most = row[d];
   }
-}
-
-static uint16_t int4_scale(float most, float bias) { return shf_f32_to_f16((most - bias) / 15.0f); }
-
-/* Whether scale and bias of a row with this range are finite: otherwise it could not be read back. */
-static int can_hold(sheaf_dtype dtype, float least, float most)
-{
-  if (dtype == SHEAF_INT8) return isfinite(most - least);
-  float bias = shf_f16_to_f32(shf_f32_to_f16(least));
-  return isfinite(bias) && isfinite(shf_f16_to_f32(int4_scale(most, bias)));
-}
-
-/* All rows, before any is packed. */
-static sheaf_status check_rows(const row_pair *pair, sheaf_dtype dtype)
-{
-  for (int64_t i = 0; i < pair->count; i++) {
-    sheaf_error_info info = {.status = SHEAF_INVALID_PROBLEM, .operand = "rows", .position = i, .count = 1};
-    const float *row = plain_row(pair, i);
-    float least, most;
-    for (int64_t d = 0; d < pair->dim; d++)
-      if (!isfinite(row[d]))
-        return shf_core_fail_info(&info,
-                                  "row %" PRId64 " holds %g in column %" PRId64 "; only finite rows can be quantised",
-                                  i, (double)row[d], d);
-    row_range(row, pair->dim, &least, &most);
-    if (!can_hold(dtype, least, most))
-      return shf_core_fail_info(&info, "row %" PRId64 " ranges from %g to %g, which %s rows cannot hold", i,
-                                (double)least, (double)most, sheaf_dtype_name(dtype));
-  }
-  return SHEAF_OK;
 }
 
 static void pack_int8(const float *row, int64_t dim, uint8_t *to)
@@ -95,7 +78,7 @@ static void pack_int4(const float *row, int64_t dim, uint8_t *to)
   uint16_t tail[2];
   tail[1] = shf_f32_to_f16(least);
   float bias = shf_f16_to_f32(tail[1]);
-  tail[0] = int4_scale(most, bias);
+  tail[0] = shf_f32_to_f16((most - bias) / 15.0f);
   float scale = shf_f16_to_f32(tail[0]);
   if (scale == 0 || isinf(1.0f / scale)) {
     scale = 1;
@@ -116,7 +99,7 @@ sheaf_status sheaf_quantize_rows(sheaf_dtype dtype, const sheaf_operand *rows, c
   row_pair pair;
   SHF_TRY(bind_pair(dtype, rows, packed, 1, &pair));
   unsigned mode = shf_core_fp_enter();
-  sheaf_status status = check_rows(&pair, dtype);
+  sheaf_status status = check_finite(&pair);
   for (int64_t i = 0; status == SHEAF_OK && i < pair.count; i++) {
     uint8_t *to = (uint8_t *)pair.packed.data + i * pair.packed.row_stride;
     if (dtype == SHEAF_INT8)
