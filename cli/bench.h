@@ -42,7 +42,7 @@ typedef struct bench_case {
   bench_spread spread;
   bench_lengths lengths;
   stream_kind ceiling;
-  bool weighted, padded, small_pages, checked, grouping_given, warm;
+  bool weighted, padded, small_pages, checked, grouping_given, touched, warm;
   bool quick;        /* part of --quick */
   const char *note;  /* ends the name */
 } bench_case;

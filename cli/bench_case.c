@@ -82,6 +82,7 @@ static void make_name(bench_case *c)
   if (c->index == SHEAF_I32) append(c->name, room, "-i32", -1);
   if (c->checked) append(c->name, room, "-checked", -1);
   if (c->grouping_given) append(c->name, room, "-grouped", -1);
+  if (c->touched) append(c->name, room, "-touched", -1);
   if (c->warm) append(c->name, room, "-warm", -1);
   if (c->note) {
     append(c->name, room, "-", -1);
@@ -179,6 +180,8 @@ static const bench_case backward_cases[] = {
   {BACKWARD(BAG_SUM), .dim = 128, .length = 20, .entries = 40960, .rows = M, .exponent = 1.05, .target = 1.00,
    .quick = true},
   {BACKWARD(BAG_SUM), .dim = 128, .length = 20, .entries = 40960, .rows = M, .grouping_given = true},
+  {BACKWARD(BAG_SUM), .dim = 128, .length = 20, .entries = 40960, .rows = M, .touched = true},
+  {BACKWARD(BAG_SUM), .dim = 128, .length = 20, .entries = 40960, .rows = M, .exponent = 1.05, .touched = true},
   {BACKWARD(BAG_MEAN), .dim = 128, .length = 20, .entries = 40960, .rows = M},
   {BACKWARD(BAG_SUM), .dim = 128, .length = 20, .entries = 40960, .rows = M, .weighted = true},
   {BACKWARD(BAG_MAX), .dim = 128, .length = 20, .entries = 40960, .rows = M},

@@ -82,6 +82,7 @@ static sheaf_status select_embedding(bench_run *run, const sheaf_preference *pre
   desc.weighted = c->weighted;
   desc.has_padding = c->padded;
   desc.grouping_given = c->grouping_given;
+  if (c->touched) desc.grad_write = SHEAF_GRAD_TOUCHED;
   desc.bad_index = c->checked ? SHEAF_BAD_INDEX_ERROR : SHEAF_BAD_INDEX_SKIP;
   return sheaf_embedding_select(&desc, preference, &run->plan);
 }

@@ -94,6 +94,12 @@ bool verify_run_table_grad(verify_case *c, const sheaf_embedding_desc *desc, con
   if (added->data) memset(added->data, 0, added->operand.bytes);
   how.grad_write = SHEAF_GRAD_ACCUMULATE;
   where.table_grad = added->operand;
+  if (!verify_run_embedding(c, &how, &where) ||
+      !verify_compare(c, "dweight accumulated onto zeros", table_grad, added, (verify_rule){.signed_zeros = true}))
+    return false;
+
+  if (added->data) memset(added->data, 0, added->operand.bytes);
+  how.grad_write = SHEAF_GRAD_TOUCHED;
   return verify_run_embedding(c, &how, &where) &&
-         verify_compare(c, "dweight accumulated onto zeros", table_grad, added, (verify_rule){.signed_zeros = true});
+         verify_compare(c, "dweight stored among zeros", table_grad, added, (verify_rule){.signed_zeros = true});
 }

@@ -144,6 +144,7 @@ static void test_categories_and_options_have_their_numbers(void **state)
   assert_int_equal(SHEAF_PADDING_ROW, 1);
   assert_int_equal(SHEAF_GRAD_ACCUMULATE, 0);
   assert_int_equal(SHEAF_GRAD_OVERWRITE, 1);
+  assert_int_equal(SHEAF_GRAD_TOUCHED, 2);
   assert_int_equal(SHEAF_EMPTY_NEUTRAL, 0);
   assert_int_equal(SHEAF_EMPTY_IDENTITY, 1);
   assert_int_equal(SHEAF_TIES_FIRST, 0);

@@ -595,6 +595,18 @@ static void test_overwritten_gradient_writes_untouched_rows_as_zero(void **state
   }
 }
 
+static void test_touched_gradient_leaves_other_rows_alone(void **state)
+{
+  (void)state;
+  WALK_TYPES(T, I)
+  {
+    call c = lookup_backward(T, I);
+    c.desc.grad_write = SHEAF_GRAD_TOUCHED;
+    expect_ok(run(&c));
+    expect_numbers(c.table_grad, 5, 6, 4, 6, 7, 7, 7, 7);
+  }
+}
+
 static void test_padding_gets_no_gradient(void **state)
 {
   (void)state;
@@ -813,6 +825,7 @@ int main(void)
       UNIT(test_gradients_of_a_part_go_to_its_own_rows),
       UNIT(test_lookup_gradient_is_added_and_leaves_other_rows),
       UNIT(test_overwritten_gradient_writes_untouched_rows_as_zero),
+      UNIT(test_touched_gradient_leaves_other_rows_alone),
       UNIT(test_padding_gets_no_gradient),
       UNIT(test_gradient_is_added_once_per_cell),
       UNIT(test_frequency_divides_a_rows_gradient_by_its_occurrences),

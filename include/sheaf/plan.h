@@ -101,9 +101,14 @@ typedef enum sheaf_bag_form {
 /* What a plain lookup gives for padding_idx. Bags always leave padding out. */
 typedef enum sheaf_padding { SHEAF_PADDING_ZERO = 0, SHEAF_PADDING_ROW = 1 } sheaf_padding;
 
-/* Whether the table's gradient is added to what table_grad holds (one addition per touched cell; other rows are not
- * read), or every row of it is written (untouched rows as zero). */
-typedef enum sheaf_grad_write { SHEAF_GRAD_ACCUMULATE = 0, SHEAF_GRAD_OVERWRITE = 1 } sheaf_grad_write;
+/* How the table's gradient is written. A cell is touched when an entry contributes to it: all cells of a row that an
+ * index names, of a maximum's gradient those that won. */
+typedef enum sheaf_grad_write {
+  SHEAF_GRAD_ACCUMULATE = 0, /* added to what table_grad holds, once per touched cell; others are not read */
+  SHEAF_GRAD_OVERWRITE = 1,  /* every cell is written, untouched ones as zero */
+  SHEAF_GRAD_TOUCHED = 2     /* touched cells are written, nothing is read: for a table_grad that holds zeros, or of
+                                which only touched rows are looked at. Half the traffic of adding */
+} sheaf_grad_write;
 
 typedef struct sheaf_embedding_desc {
   size_t struct_size;

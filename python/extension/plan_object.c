@@ -51,7 +51,7 @@ static const field embedding_fields[] = {E(dtype, DTYPE, NULL),
                                          E(scale_grad_by_freq, FLAG, NULL),
                                          E(padding, WORD, "zero|row"),
                                          E(bad_index, WORD, "skip|error"),
-                                         E(grad_write, WORD, "accumulate|overwrite"),
+                                         E(grad_write, WORD, "accumulate|overwrite|touched"),
                                          {NULL, 0, EXTENT, NULL}};
 
 static const field segment_fields[] = {S(dtype, DTYPE, NULL),        S(index_dtype, DTYPE, NULL),

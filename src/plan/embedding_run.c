@@ -221,7 +221,9 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.target = operand(r, SHF_EMBEDDING_table_grad);
   job.grouped = *grouped;
   job.accumulate = d->grad_write == SHEAF_GRAD_ACCUMULATE;
-  job.fill = !job.accumulate;
+  job.fill = d->grad_write == SHEAF_GRAD_OVERWRITE;
+  job.stream = d->grad_write == SHEAF_GRAD_TOUCHED && d->kind != SHEAF_BAG_MAX_BACKWARD &&
+               shf_plan_streams(&job.target, r->plan->batch * d->rows, job.row_bytes);
   job.by_frequency = d->scale_grad_by_freq;
   if (d->kind == SHEAF_LOOKUP_BACKWARD) job.bag_length = -1;
   if (job.mean) job.counts = divisors(r);
@@ -230,8 +232,7 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
       (d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags) > SOURCE_CACHED_BYTES / (job.row_bytes + 1);
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
     job.ahead = 0;
-    if (!job.accumulate) clear_table_grad(r);
-    job.accumulate = 1;
+    if (job.fill) clear_table_grad(r);
     job.fill = 0;
     job.columns = d->dim;
     job.dim = 1;

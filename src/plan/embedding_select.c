@@ -58,7 +58,7 @@ static sheaf_status check_flags(const sheaf_embedding_desc *d)
   SHF_REQUIRE((unsigned)d->bag_form <= SHEAF_BAGS_MATRIX, INVALID_PROBLEM, "bag_form is %d", (int)d->bag_form);
   SHF_REQUIRE((unsigned)d->padding <= SHEAF_PADDING_ROW, INVALID_PROBLEM, "padding is %d", (int)d->padding);
   SHF_REQUIRE((unsigned)d->bad_index <= SHEAF_BAD_INDEX_ERROR, INVALID_PROBLEM, "bad_index is %d", (int)d->bad_index);
-  SHF_REQUIRE((unsigned)d->grad_write <= SHEAF_GRAD_OVERWRITE, INVALID_PROBLEM, "grad_write is %d", (int)d->grad_write);
+  SHF_REQUIRE((unsigned)d->grad_write <= SHEAF_GRAD_TOUCHED, INVALID_PROBLEM, "grad_write is %d", (int)d->grad_write);
   return SHEAF_OK;
 }
 

@@ -143,7 +143,7 @@ static void describe_embedding(request *r)
   d->grouping_given = flag(r, 16);
   d->padding = (sheaf_padding)option(r, 2);
   d->bad_index = (sheaf_bad_index)option(r, 2);
-  d->grad_write = (sheaf_grad_write)option(r, 2);
+  d->grad_write = (sheaf_grad_write)option(r, 3);
   if (r->wild && one_in(8)) d->device.device_type = (DLDeviceType)choose(20);
   if (r->wild && one_in(8)) d->struct_size = struct_size(sizeof *d, r->e_tail);
 }

@@ -335,16 +335,34 @@ static void plain_max_backward(embedding *e)
   }
 }
 
+/* What the gradient is added to: what it holds; with GRAD_TOUCHED, zero where anything will be added. */
+static void plain_held_gradient(embedding *e)
+{
+  const sheaf_embedding_desc *desc = e->desc;
+  const int single = desc->kind == SHEAF_BAG_MAX_BACKWARD;
+  for (int64_t row = 0; row < desc->rows; row++) {
+    for (int64_t d = 0; d < desc->dim; d++) {
+      const double held = matrix_at(&e->args->table_grad, e->batched, e->problem, row, d);
+      put(&e->result->grad, e->problem, row, d, held, fabs(held));
+    }
+  }
+  for (int64_t n = 0; desc->grad_write == SHEAF_GRAD_TOUCHED && n < (single ? desc->bags : desc->indices); n++) {
+    for (int64_t d = 0; d < desc->dim; d++) {
+      const int64_t index = single
+                                ? integer(e->args->arg.tensor, element(&e->args->arg, e->batched, 0, e->problem, n, d))
+                                : entry_index(e, n);
+      if (standing(desc, index) == 2) {
+        put(&e->result->grad, e->problem, index - desc->row_begin, d, 0, 0);
+      }
+    }
+  }
+}
+
 static void plain_embedding_problem(embedding *e)
 {
   const sheaf_embedding_desc *desc = e->desc;
-  if (e->result->grad.value != NULL && desc->grad_write == SHEAF_GRAD_ACCUMULATE) {
-    for (int64_t row = 0; row < desc->rows; row++) {
-      for (int64_t d = 0; d < desc->dim; d++) {
-        const double held = matrix_at(&e->args->table_grad, e->batched, e->problem, row, d);
-        put(&e->result->grad, e->problem, row, d, held, fabs(held));
-      }
-    }
+  if (e->result->grad.value != NULL && desc->grad_write != SHEAF_GRAD_OVERWRITE) {
+    plain_held_gradient(e);
   }
   if (desc->kind == SHEAF_BAG_MAX_BACKWARD) {
     plain_max_backward(e);

@@ -86,7 +86,7 @@ static void choose_embedding_options(problem_spec *spec, test_random *random)
   spec->padding_row = spec->kind == SHEAF_LOOKUP && spec->has_padding && random_chance(random, 0.5);
   spec->sharded = random_chance(random, 0.2);
   spec->want_arg = random_chance(random, 0.7);
-  spec->overwrite = backward && random_chance(random, 0.4);
+  spec->grad_write = backward ? (sheaf_grad_write)random_below(random, 3) : SHEAF_GRAD_ACCUMULATE;
   spec->scale_grad_by_freq = backward && spec->kind != SHEAF_BAG_MAX_BACKWARD && random_chance(random, 0.3);
   spec->want_weights_grad = random_chance(random, 0.6);
   spec->want_table_grad = random_chance(random, 0.8);

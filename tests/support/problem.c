@@ -207,7 +207,7 @@ static void describe_embedding(problem *p)
   desc.scale_grad_by_freq = spec->scale_grad_by_freq;
   desc.padding = spec->padding_row ? SHEAF_PADDING_ROW : SHEAF_PADDING_ZERO;
   desc.bad_index = spec->error_policy ? SHEAF_BAD_INDEX_ERROR : SHEAF_BAD_INDEX_SKIP;
-  desc.grad_write = spec->overwrite ? SHEAF_GRAD_OVERWRITE : SHEAF_GRAD_ACCUMULATE;
+  desc.grad_write = spec->grad_write;
   p->embedding = desc;
 }
 

@@ -45,6 +45,7 @@ typedef struct problem_spec {
   int64_t rows;             /* V or S */
   int64_t bags;             /* B */
   sheaf_bag_form bag_form;
+  sheaf_grad_write grad_write;
   int64_t longest_bag; /* when > 0: one bag has exactly this many entries (not in matrix form) */
   int64_t hot_count;   /* when > 0: exactly this many entries name one row (segment) */
   problem_spread spread;
@@ -54,7 +55,7 @@ typedef struct problem_spec {
   double special_share; /* of values that are NaN or infinite */
   double zero_share;    /* of values that are zero, of either sign */
   bool positive_weights;
-  bool weighted, has_padding, scale_grad_by_freq, overwrite, padding_row;
+  bool weighted, has_padding, scale_grad_by_freq, padding_row;
   bool sharded;        /* the table holds some rows of a larger one */
   bool identity_empty; /* segments */
   bool split_ties;

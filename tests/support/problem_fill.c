@@ -425,7 +425,7 @@ static void fill_outputs(problem *p)
       operand->memory[i] = (unsigned char)random_bits(&p->random);
     }
   }
-  if (p->spec.category == SHEAF_CATEGORY_EMBEDDING && !p->spec.overwrite) {
+  if (p->spec.category == SHEAF_CATEGORY_EMBEDDING && p->spec.grad_write != SHEAF_GRAD_OVERWRITE) {
     fill_values(p, AT_TABLE_GRAD);
   }
 }

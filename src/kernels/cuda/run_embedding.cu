@@ -258,7 +258,7 @@ static void run_table_grad(const Run &r, const GroupingSpec &spec, const void *g
   if (spec.with_bag_of) t.bag_of = (const char *)grouping + r.at.grouping.bag_of;
   if (d.kind == SHEAF_BAG_MEAN_BACKWARD) t.divisors = r.call.workspace + r.at.divisors;
   t.by_frequency = d.scale_grad_by_freq;
-  t.sink = overwrite ? SINK_SUM : SINK_ADD;
+  t.sink = d.grad_write == SHEAF_GRAD_ACCUMULATE ? SINK_ADD : SINK_SUM;
   if (cells) {
     t.columns = d.dim;
     t.dim = 1;
