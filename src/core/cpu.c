@@ -21,6 +21,15 @@ static atomic_int thread_share;    /* where nothing else is said; 0: OpenMP's ma
 static atomic_int isa_in_use = -1; /* -1: not yet decided */
 static atomic_int alone;           /* a child process that has not said how many threads it wants */
 
+int shf_core_rounds_bf16;
+static void __attribute__((constructor)) look_for_bf16(void)
+{
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  shf_core_rounds_bf16 = __builtin_cpu_supports("avx512bf16");
+#endif
+}
+
 static void after_fork_in_child(void) { atomic_store(&alone, 1); }
 static void __attribute__((constructor)) watch_forks(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
 

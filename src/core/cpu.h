@@ -15,6 +15,9 @@ enum { SHF_MAX_THREADS = 256 };
 #define SHF_WITH(instructions)
 #endif
 
+/* Whether the CPU has instructions that round to bf16 (AVX512_BF16). */
+extern int shf_core_rounds_bf16;
+
 /* As many of these threads as OpenMP would ever make, and no more than SHF_MAX_THREADS. */
 int shf_core_cap_threads(int threads);
 

@@ -186,9 +186,20 @@ FORCE_INLINE vec bf16_widen(__m128i bits)
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 #define BF16_PAIRS 1
-FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd)
+FORCE_INLINE __m256i halves_load(const uint16_t *p, int count)
 {
-  __m256i both = _mm256_loadu_si256((const void *)p);
+  __m128i high = count > 8 ? part_load(p + 8, 2 * count - 16) : _mm_setzero_si128();
+  return _mm256_set_m128i(high, part_load(p, count > 8 ? 16 : 2 * count));
+}
+FORCE_INLINE void halves_store(uint16_t *p, __m256i x, int count)
+{
+  part_store(p, _mm256_castsi256_si128(x), count > 8 ? 16 : 2 * count);
+  if (count > 8) part_store(p + 8, _mm256_extracti128_si256(x, 1), 2 * count - 16);
+}
+/* Even columns of two vectors' and odd ones; `count` 0 means all of them. */
+FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd, int count)
+{
+  __m256i both = count ? halves_load(p, count) : _mm256_loadu_si256((const void *)p);
   *even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
   *odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(-65536)));
 }
@@ -222,9 +233,12 @@ FORCE_INLINE __m256i bf16_round_pair(vec even, vec odd)
 {
   return _mm256_or_si256(bf16_nearest(even), _mm256_slli_epi32(bf16_nearest(odd), 16));
 }
-FORCE_INLINE void bf16_store_pair(uint16_t *p, vec even, vec odd)
+FORCE_INLINE void bf16_store_pair(uint16_t *p, vec even, vec odd, int count)
 {
-  _mm256_storeu_si256((void *)p, bf16_round_pair(even, odd));
+  if (count)
+    halves_store(p, bf16_round_pair(even, odd), count);
+  else
+    _mm256_storeu_si256((void *)p, bf16_round_pair(even, odd));
 }
 FORCE_INLINE void bf16_stream_pair(uint16_t *p, vec even, vec odd)
 {
