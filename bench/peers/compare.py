@@ -231,7 +231,8 @@ def wanted_problems(options):
     chosen = [p for p in chosen if p.rows <= problems.M]
   else:
     chosen += problems.grid_problems(sample=not options.grid)
-  return [p for p in chosen if all(word.lower() in f"{p.suite} {p.name}".lower() for word in options.filter)]
+  said = lambda p: f"{p.suite} {p.name}{'' if p.warm else ' cold'}".lower()
+  return [p for p in chosen if all(word.lower() in said(p) for word in options.filter)]
 
 
 def parse_options():
@@ -242,7 +243,8 @@ def parse_options():
   parser.add_argument("--threads", type=int, default=0, help="default: one, then as many as there are cores")
   parser.add_argument("--quick", action="store_true", help="the cases with targets, small tables, few runs")
   parser.add_argument("--grid", action="store_true", help="the whole grid, cold and warm (4200 cases)")
-  parser.add_argument("--filter", action="append", default=[], help="only cases that hold this (several: all of them)")
+  parser.add_argument("--filter", action="append", default=[], 
+                      help="only cases that hold this (several: all of them); cold: those that are not warm")
   parser.add_argument("--runs", type=int, default=0, help="runs of each, at least; default 15, with --quick 5")
   parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure a case, at least")
   parser.add_argument("--slack", type=float, default=0.97, help="a ratio below this is called slower")
