@@ -30,11 +30,14 @@ configure:
 	  cmake -G Ninja -S . -B $(BUILD) -DSHEAF_WERROR=ON -DSHEAF_BUILD_TESTS=OFF $(CMAKE_ARGS) >$(BUILD)/configure.log 2>&1 || \
 	    { cat $(BUILD)/configure.log; exit 1; }; fi
 
-# Of the build only what the demo runs: the plug-ins can wait.
-demo: configure
-	@echo "Building $(BUILD)/sheaf"
-	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; cmake --build $(BUILD) --parallel $(JOBS) --target sheaf_cli -- $$quiet
-	@$(BUILD)/sheaf demo
+# In a folder of its own, with this machine's kernels only and no plug-ins, which takes a third of the time of all.
+demo:
+	@$(MAKE) --no-print-directory configure BUILD="$(BUILD)/demo" \
+	  CMAKE_ARGS="-DSHEAF_KERNELS=native -DSHEAF_CUDA=OFF -DSHEAF_MPI=OFF -DSHEAF_BUILD_EXAMPLES=OFF $(CMAKE_ARGS)"
+	@echo "Building $(BUILD)/demo/sheaf"
+	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; \
+	  cmake --build $(BUILD)/demo --parallel $(JOBS) --target sheaf_cli -- $$quiet
+	@$(BUILD)/demo/sheaf demo
 
 test:
 	@$(PACKAGES) build test

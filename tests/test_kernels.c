@@ -13,11 +13,7 @@
 #include "support/call.h"
 #include "support/problem_run.h"
 
-#if defined(SHF_HAVE_X86) && SHF_HAVE_X86
-enum { SETS = 3 }; /* scalar, AVX2, AVX-512 */
-#else
-enum { SETS = 1 };
-#endif
+enum { SETS = 1 + SHF_HAVE_AVX2 + SHF_HAVE_AVX512 }; /* scalar and those */
 
 enum { KINDS = 8 + 20, ELEMENTS = 4, INDICES = 2, QUANTISED_KINDS = 4, QUANTISED_ELEMENTS = 2 };
 enum { ROWS = (KINDS * ELEMENTS + QUANTISED_KINDS * QUANTISED_ELEMENTS) * INDICES * SETS };

@@ -10,11 +10,17 @@
 #define SHF_ELEMENTS(X, isa)                                          \
   X(isa, f32, 56) X(isa, f64, 56) X(isa, f16, 56) X(isa, bf16, 56)    \
   X(isa, int8, 8) X(isa, int4, 8)
-#if SHF_HAVE_X86
-#define SHF_ROW_TABLES(X) SHF_ELEMENTS(X, avx512) SHF_ELEMENTS(X, avx2) SHF_ELEMENTS(X, scalar)
+#if SHF_HAVE_AVX512
+#define SHF_AVX512_TABLES(X) SHF_ELEMENTS(X, avx512)
 #else
-#define SHF_ROW_TABLES(X) SHF_ELEMENTS(X, scalar)
+#define SHF_AVX512_TABLES(X)
 #endif
+#if SHF_HAVE_AVX2
+#define SHF_AVX2_TABLES(X) SHF_ELEMENTS(X, avx2)
+#else
+#define SHF_AVX2_TABLES(X)
+#endif
+#define SHF_ROW_TABLES(X) SHF_AVX512_TABLES(X) SHF_AVX2_TABLES(X) SHF_ELEMENTS(X, scalar)
 
 #define SHF_X(isa, element, rows) extern const shf_kernel_row shf_kernels_##isa##_##element[rows];
 SHF_ROW_TABLES(SHF_X)

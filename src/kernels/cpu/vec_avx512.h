@@ -52,7 +52,8 @@ FORCE_INLINE int run_of_shifted(const uint64_t *p, int shift, uint64_t key)
 FORCE_INLINE vec vec_zero(void) { return FLOAT_WORD(setzero)(); }
 FORCE_INLINE vec vec_splat(acc x) { return FLOAT_WORD(set1)(x); }
 FORCE_INLINE vec vec_load(const acc *p) { return FLOAT_WORD(loadu)(p); }
-/* No wider than need be: a load touches both of the lines it crosses, even where no lane lies in the second. */
+/* No wider than need be, here and in stores: a load touches both of the lines it crosses, even where no lane lies in the
+ * second. */
 FORCE_INLINE vec vec_load_part(const acc *p, int lanes)
 {
 #if ELEMENT_WIDE
@@ -66,7 +67,22 @@ FORCE_INLINE vec vec_load_part(const acc *p, int lanes)
 }
 FORCE_INLINE void vec_store(acc *p, vec x) { FLOAT_WORD(storeu)(p, x); }
 FORCE_INLINE void vec_stream(acc *p, vec x) { FLOAT_WORD(stream)(p, x); }
-FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes) { FLOAT_WORD(mask_storeu)(p, first_lanes(lanes), x); }
+FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes)
+{
+#if ELEMENT_WIDE
+  if (lanes <= 2)
+    _mm_mask_storeu_pd(p, first_lanes(lanes), _mm512_castpd512_pd128(x));
+  else if (lanes <= 4)
+    _mm256_mask_storeu_pd(p, first_lanes(lanes), _mm512_castpd512_pd256(x));
+#else
+  if (lanes <= 4)
+    _mm_mask_storeu_ps(p, (__mmask8)first_lanes(lanes), _mm512_castps512_ps128(x));
+  else if (lanes <= 8)
+    _mm256_mask_storeu_ps(p, (__mmask8)first_lanes(lanes), _mm512_castps512_ps256(x));
+#endif
+  else
+    FLOAT_WORD(mask_storeu)(p, first_lanes(lanes), x);
+}
 FORCE_INLINE vec vec_add(vec a, vec b) { return FLOAT_WORD(add)(a, b); }
 FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
 FORCE_INLINE vec vec_mul(vec a, vec b) { return FLOAT_WORD(mul)(a, b); }

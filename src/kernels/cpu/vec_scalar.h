@@ -27,6 +27,9 @@
 
 #define VEC_ISA scalar
 #define VEC_ARCH SHEAF_ARCH_SCALAR
+#if SHF_HAVE_AVX2 || SHF_HAVE_AVX512
+#define VEC_IS_FALLBACK 1
+#endif
 enum { VEC_LANES = 1 };
 typedef acc vec;
 typedef lane_int vint;
