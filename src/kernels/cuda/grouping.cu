@@ -94,9 +94,9 @@ template <bool WIDE> __global__ void __launch_bounds__(BLOCK) make_keys(const __
   __shared__ BlockBags block_bags;
   __shared__ RadixCounts counts;
   int64_t all = t.keys.spec.batch * t.keys.spec.entries;
+  begin_kernel();
   begin_grouping(t.keys);
   if (!WIDE) begin_counts(t, &counts);
-  let_next_begin();
   for (int64_t base = (int64_t)blockIdx.x * KEY_TILE; base < all; base += (int64_t)gridDim.x * KEY_TILE) {
     Entries e = entries_of(t.keys, base, &block_bags);
     if (WIDE && e.count > 0) {
@@ -159,7 +159,7 @@ static void sort_by_digits(Launcher &l, RadixTask &t, char *sorted, char *other,
     t.from = (const uint2 *)(to_other ? sorted : other);
     t.to = (uint2 *)(to_other ? other : sorted);
     auto send = [&](bool wanted, void (*kernel)(RadixTask), size_t shared) {
-      if (l.loading || wanted) launch_next(l, kernel, grid, RADIX_BLOCK, shared, t);
+      if (l.loading || wanted) launch(l, kernel, grid, RADIX_BLOCK, shared, t);
     };
     send(first && !wide_index && !last, radix_pass<int, false>, radix_shared<int>());
     send(first && !wide_index && last, radix_pass<int, true>, radix_shared<int>());

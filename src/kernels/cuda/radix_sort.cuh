@@ -136,9 +136,9 @@ template <class Index> __global__ void __launch_bounds__(COUNT_BLOCK) count_digi
 {
   enum { WORD = 16 / sizeof(Index) };
   __shared__ RadixCounts counts;
+  begin_kernel();
   begin_grouping(t.keys);
   begin_counts(t, &counts);
-  let_next_begin();
   if (by_offsets(t.keys.spec)) find_first_bags(t);
   const Index *index = (const Index *)t.keys.spec.index.data;
   bool aligned = (uintptr_t)index % 16 == 0;

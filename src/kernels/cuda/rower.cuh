@@ -59,8 +59,8 @@ __device__ __forceinline__ Spot spot_of(const Task &t, const Team &m, int64_t ti
   return at;
 }
 
-// A kernel may be launched while the one before it still runs (see launch_next): that one says when all its blocks have
-// begun, and the next waits for its results where it needs them.
+// A kernel may be launched while the one before it still runs (see launch): that one says when all its blocks have begun,
+// and the next waits for its results where it needs them.
 __device__ __forceinline__ void let_next_begin()
 {
 #if __CUDA_ARCH__ >= 900
@@ -74,10 +74,11 @@ __device__ __forceinline__ void wait_for_launch_before()
 #endif
 }
 
-// What a kernel of a task does first. Where groups begin may be the result of the kernel before it.
-__device__ __forceinline__ void begin_after(const Task &t)
+// What every kernel does first. The next one can so rely upon all that was there before this one. (Whoever waits for a
+// kernel waits for those before it only because they have waited: one that does something first waits later on.)
+__device__ __forceinline__ void begin_kernel()
 {
-  if (t.awaits) wait_for_launch_before();
+  wait_for_launch_before();
   let_next_begin();
 }
 

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 
   const Task &t = usual<USUAL>(given);
   __shared__ typename E::acc shared_coefficients[COEFFICIENTS ? RUN_WARPS : 1][COEFFICIENTS ? RUN_ROOM : 1];
   __shared__ RunTile<E, NARROW> tiles[RUN_WARPS];
-  let_next_begin();
+  begin_kernel();
   int warp = (int)threadIdx.x / WARP;
   RunTile<E, NARROW> &tile = tiles[warp];
   typename E::acc *coefficients = COEFFICIENTS ? shared_coefficients[warp % (COEFFICIENTS ? RUN_WARPS : 1)] : nullptr;
@@ -205,7 +205,6 @@ __global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y)
       stream_runs<E, VE, NARROW>(t, m, tile, coefficients, spot_of(t, m, columns, VE));
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf

@@ -110,6 +110,7 @@ __device__ __forceinline__ void place_digits(SmallSort *s, const uint32_t *count
 template <bool USUAL>
 __global__ void __launch_bounds__(BLOCK, 2) small_sort(const __grid_constant__ SmallSortTask given)
 {
+  let_next_begin();
   KeyTask t = known<USUAL>(given.keys);
   __shared__ BlockBags block_bags;
   __shared__ SmallSort s;
