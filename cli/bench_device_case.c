@@ -60,6 +60,9 @@ const device_case device_cases[] = {
     {BACK, .dim = 128, ONES},
     {BACK, .dim = 128, LARGE, .quick = true},
     {BACK, .dim = 128, LARGE, .exponent = 1.05},
+    {BACK, .dim = 32, SMALL, .sparse = true},
+    {BACK, .dim = 128, ONES, .sparse = true},
+    {BACK, .dim = 32, LARGE, .sparse = true},
     {BACK, .dim = 128, LARGE, .grouped = true},
     {BACK, .dim = 32, SMALL, .grouped = true},
     {BACK, .dim = 128, LARGE, .weighted = true},
@@ -106,7 +109,10 @@ void device_case_name(const device_case *c, char *name, size_t room)
            c->weights_only ? "-weights"
            : c->weighted   ? "-weighted"
                            : "",
-           c->grouped ? "-grouped" : "", c->touched ? "-touched" : "");
+           c->grouped ? "-grouped" : "",
+           c->touched  ? "-touched"
+           : c->sparse ? "-sparse"
+                       : "");
 }
 
 double device_case_bytes(const device_case *c, int64_t touched)
@@ -120,7 +126,7 @@ double device_case_bytes(const device_case *c, int64_t touched)
   }
   if (!device_case_is_backward(c)) return entries * row + (c->bags ? (double)c->bags : entries) * out + index + weights;
   if (c->weights_only) return entries * row + (double)c->bags * row + index + weights;
-  return (double)c->bags * row + (c->touched ? 1 : 2) * (double)touched * row + index + weights;
+  return (double)c->bags * row + (c->touched || c->sparse ? 1 : 2) * (double)touched * row + index + weights;
 }
 
 json_t *device_case_result(const device_case *c, const char *kernel, double seconds, double speed, double copy)

@@ -145,6 +145,16 @@ static void load_sort_once(Launcher &l, int bits)
   if (device < 64 && l.error == cudaSuccess) loaded[device] = true;
 }
 
+// Launches a pass, if it is one of these.
+template <int INPUT, int PAYLOAD>
+static void send_pass(Launcher &l, const RadixTask &t, dim3 grid, RadixInput input, RadixPayload payload)
+{
+  if (!l.loading && (input != INPUT || payload != PAYLOAD)) return;
+  bool last = t.pass + 1 == t.digits.passes;
+  if (l.loading || !last) launch(l, radix_pass<INPUT, PAYLOAD, false>, grid, RADIX_BLOCK, radix_shared<PAYLOAD>(), t);
+  if (l.loading || last) launch(l, radix_pass<INPUT, PAYLOAD, true>, grid, RADIX_BLOCK, radix_shared<PAYLOAD>(), t);
+}
+
 // Entries are sorted by the digits of their keys, pass by pass: from the indices, or the pairs made of them, to pairs
 // that lie in one of two places by turns, to where they belong. The sorted arrays, which are neighbours, are one of the
 // places: the last pass but one writes to the other.
@@ -152,21 +162,18 @@ static void sort_by_digits(Launcher &l, RadixTask &t, char *sorted, char *other,
 {
   int64_t tiles = t.tiles, most = (int64_t)l.device.processors * RADIX_BLOCKS;
   dim3 grid = grid_of(tiles < most ? tiles : most, 1);
-  bool wide_index = t.keys.spec.index_wide;
   for (t.pass = 0; t.pass < (l.loading ? 1 : t.digits.passes); t.pass++) {
-    bool first = from_indices && t.pass == 0, last = t.pass + 1 == t.digits.passes;
     bool to_other = (t.digits.passes - t.pass) % 2 == 0;
     t.from = (const uint2 *)(to_other ? sorted : other);
     t.to = (uint2 *)(to_other ? other : sorted);
-    auto send = [&](bool wanted, void (*kernel)(RadixTask), size_t shared) {
-      if (l.loading || wanted) launch(l, kernel, grid, RADIX_BLOCK, shared, t);
-    };
-    send(first && !wide_index && !last, radix_pass<int, false>, radix_shared<int>());
-    send(first && !wide_index && last, radix_pass<int, true>, radix_shared<int>());
-    send(first && wide_index && !last, radix_pass<long long, false>, radix_shared<long long>());
-    send(first && wide_index && last, radix_pass<long long, true>, radix_shared<long long>());
-    send(!first && !last, radix_pass<void, false>, radix_shared<void>());
-    send(!first && last, radix_pass<void, true>, radix_shared<void>());
+    bool first = from_indices && t.pass == 0;
+    RadixInput input = !first ? PAIRS : t.keys.spec.index_wide ? WIDE_INDICES : NARROW_INDICES;
+    RadixPayload payload = !first ? CARRIED : by_offsets(t.keys.spec) ? MARKED : COMPUTED;
+    send_pass<PAIRS, CARRIED>(l, t, grid, input, payload);
+    send_pass<NARROW_INDICES, COMPUTED>(l, t, grid, input, payload);
+    send_pass<NARROW_INDICES, MARKED>(l, t, grid, input, payload);
+    send_pass<WIDE_INDICES, COMPUTED>(l, t, grid, input, payload);
+    send_pass<WIDE_INDICES, MARKED>(l, t, grid, input, payload);
   }
 }
 

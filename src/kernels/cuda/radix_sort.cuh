@@ -21,7 +21,7 @@ enum {
   RADIX_TILE = RADIX_BLOCK * RADIX_EACH,
   RADIX_BLOCKS = 2,             // of a processor
   LOOK_BACK = 8,                // tiles that are looked at together
-  MOST_MARKED = 4 * RADIX_TILE, // bags of a tile that are found by marks
+  MOST_MARKED = 4 * RADIX_TILE, // bags of a tile whose offsets are all read
 };
 
 // What a tile says of a digit: nothing yet; how many it has; where the next tile's begin.
@@ -116,7 +116,10 @@ __device__ __forceinline__ void end_counts(const RadixTask &t, const RadixCounts
   }
 }
 
-__device__ __forceinline__ bool by_offsets(const GroupingSpec &s) { return s.payload_is_bag && s.bag_length < 0; }
+__host__ __device__ __forceinline__ bool by_offsets(const GroupingSpec &s)
+{
+  return s.payload_is_bag && s.bag_length < 0;
+}
 
 // Which bag holds the first entry of each tile. (Where offsets are out of order some hold the same one: the last counts.)
 __device__ __forceinline__ void find_first_bags(const RadixTask &t)
@@ -224,17 +227,22 @@ __device__ __forceinline__ uint32_t sum_in_front(uint32_t mine, uint32_t *ends)
   return sum - mine;
 }
 
-// A block's tile, in shared memory; marks are the first pass's.
+// What a pass reads: INDICES, or pairs. The first pass also finds payloads: positions, bags of one length, or bags between
+// offsets.
+enum RadixInput { PAIRS, NARROW_INDICES, WIDE_INDICES };
+enum RadixPayload { CARRIED, COMPUTED, MARKED };
+
+// A block's tile, in shared memory.
 struct RadixTile {
   uint2 staged[RADIX_TILE];                   // entries in order of their digits
   uint32_t met[RADIX_WARPS][RADIX_DIGITS];    // see lanes_like
   uint16_t before[RADIX_WARPS][RADIX_DIGITS]; // a warp's entries with a digit; then where they go in the tile
   uint32_t place[RADIX_DIGITS];               // where the digit's entries go, less where they lie in the tile
   uint32_t ends[RADIX_DIGITS / WARP], next;
-  uint32_t last_mark[RADIX_WARPS];
 };
 struct MarkedTile : RadixTile {
-  uint16_t marks[RADIX_TILE]; // where a bag begins: its number, 1 being the bag of the tile's first entry
+  uint32_t last_mark[RADIX_WARPS];
+  uint32_t marks[RADIX_TILE]; // where a bag begins: its number, 1 being the bag of the tile's first entry
 };
 
 // The bags of a tile: marks where they begin are spread to the entries behind them.
@@ -245,21 +253,26 @@ struct TileBags {
     low = __ldcg(t.scratch.first_bag + tile);
     high = tile + 1 < t.tiles ? __ldcg(t.scratch.first_bag + tile + 1) : (uint32_t)t.keys.spec.bags - 1;
   }
-  __device__ __forceinline__ bool are_marked() const { return (int64_t)high - low < MOST_MARKED; }
-  __device__ __forceinline__ void mark(const RadixTask &t, uint32_t tile, uint16_t *marks) const
+  __device__ __forceinline__ void mark(const RadixTask &t, uint32_t tile, uint32_t *marks) const
   {
     int base = (int)(tile * RADIX_TILE);
-    for (uint32_t i = threadIdx.x; are_marked() && low + i <= high; i += RADIX_BLOCK) {
-      int start = (int)group_start(t.keys.bags, 0, low + i) - base,
-          end = (int)group_start(t.keys.bags, 0, low + i + 1) - base;
-      if (start < end && end > 0 && start < RADIX_TILE) marks[max(start, 0)] = (uint16_t)(i + 1);
+    if ((int64_t)high - low < MOST_MARKED) {
+      for (uint32_t i = threadIdx.x; (int64_t)low + i <= high; i += RADIX_BLOCK) {
+        int start = (int)group_start(t.keys.bags, 0, (int64_t)low + i) - base,
+            end = (int)group_start(t.keys.bags, 0, (int64_t)low + i + 1) - base;
+        if (start < end && end > 0 && start < RADIX_TILE) marks[max(start, 0)] = i + 1;
+      }
+    } else { // most of them empty: entry by entry
+#pragma unroll 1
+      for (int n = (int)threadIdx.x; n < RADIX_TILE; n += RADIX_BLOCK)
+        marks[n] = (uint32_t)(bag_between(t.keys.bags, low, (int64_t)high + 1, base + n) - low) + 1;
     }
   }
 };
 
 // Marks of a warp's entries: each entry's own or the last one before it, 0 where there is none in the warp. Returns the
 // warp's last; takes the marks away.
-__device__ __forceinline__ uint32_t spread_marks(uint16_t *marks, uint32_t *mark)
+__device__ __forceinline__ uint32_t spread_marks(uint32_t *marks, uint32_t *mark)
 {
   unsigned lane = threadIdx.x % WARP, last = 0;
 #pragma unroll
@@ -273,99 +286,78 @@ __device__ __forceinline__ uint32_t spread_marks(uint16_t *marks, uint32_t *mark
   return last;
 }
 
-// Index is what the first pass reads; void: later ones, which read pairs.
-template <class Index> struct RadixSource {
-  enum { FIRST = 1 };
-  typedef MarkedTile Tile;
-  typedef Index Raw;
-  static __device__ __forceinline__ Raw load(const RadixTask &t, uint32_t n)
-  {
-    return __ldg((const Index *)t.keys.spec.index.data + n);
-  }
-  static __device__ __forceinline__ uint32_t key(const RadixTask &t, Raw raw)
-  {
-    return (uint32_t)row_key(t.keys.spec, raw);
-  }
-  static __device__ __forceinline__ uint32_t payload(Raw) { return 0; }
-};
-template <> struct RadixSource<void> {
-  enum { FIRST = 0 };
-  typedef RadixTile Tile;
-  typedef uint2 Raw;
-  static __device__ __forceinline__ Raw load(const RadixTask &t, uint32_t n) { return __ldcs(t.from + n); }
-  static __device__ __forceinline__ uint32_t key(const RadixTask &, Raw raw) { return raw.x; }
-  static __device__ __forceinline__ uint32_t payload(Raw raw) { return raw.y; }
-};
-
-// The payload of a thread's entries, from n on, in the first pass, where there are no marks; `room` is the warp's own.
-__device__ __forceinline__ void find_payload(const RadixTask &t, const TileBags &bags, bool marked, uint32_t n,
-                                             uint32_t *room, uint32_t *payload)
+// The payload of entry n where it is not marked.
+__device__ __forceinline__ uint32_t computed_payload(const GroupingSpec &s, uint32_t n)
 {
-  const GroupingSpec &s = t.keys.spec;
-#pragma unroll 1
-  for (int i = 0; i < RADIX_EACH; i++, n += WARP) {
-    uint32_t its = n;
-    if (marked)
-      its = (uint32_t)bag_between(t.keys.bags, bags.low, (int64_t)bags.high + 1, n);
-    else if (s.payload_is_bag)
-      its = (uint32_t)min((int64_t)(s.bag_length > 0 ? n / (uint32_t)s.bag_length : 0), s.bags - 1);
-    room[i * WARP] = its;
-  }
-#pragma unroll
-  for (int i = 0; i < RADIX_EACH; i++) payload[i] = room[i * WARP];
+  if (!s.payload_is_bag) return n;
+  return (uint32_t)min((int64_t)(s.bag_length > 0 ? n / (uint32_t)s.bag_length : 0), s.bags - 1);
 }
 
-// Dynamic shared memory of a pass.
-template <class Index> size_t radix_shared() { return sizeof(typename RadixSource<Index>::Tile); }
+template <int INPUT> struct RadixEntry {
+  typedef std::conditional_t<INPUT == WIDE_INDICES, long long, int> Index;
+  typedef std::conditional_t<INPUT == PAIRS, uint2, Index> type;
+};
 
-template <class Index, bool LAST>
+// Entry n; behind the last, none. (Something in any case: what is left as it was would be kept all the way.)
+template <int INPUT>
+__device__ __forceinline__ typename RadixEntry<INPUT>::type radix_load(const RadixTask &t, uint32_t n)
+{
+  if constexpr (INPUT == PAIRS)
+    return n < t.count ? __ldcs(t.from + n) : make_uint2(UINT32_MAX, 0);
+  else
+    return n < t.count ? __ldg((const typename RadixEntry<INPUT>::Index *)t.keys.spec.index.data + n) : 0;
+}
+
+template <int PAYLOAD> size_t radix_shared() { return PAYLOAD == MARKED ? sizeof(MarkedTile) : sizeof(RadixTile); }
+
+template <int INPUT, int PAYLOAD, bool LAST>
 __global__ void __launch_bounds__(RADIX_BLOCK, RADIX_BLOCKS) radix_pass(const __grid_constant__ RadixTask t)
 {
-  typedef RadixSource<Index> Source;
+  typedef std::conditional_t<PAYLOAD == MARKED, MarkedTile, RadixTile> Tile;
   extern __shared__ __align__(16) char memory[];
-  typename Source::Tile &s = *(typename Source::Tile *)memory;
+  Tile &s = *(Tile *)memory;
   const int thread = (int)threadIdx.x, warp = thread / WARP, lane = thread % WARP, pass = t.pass;
   const int own = warp * WARP * RADIX_EACH + lane; // the thread's entries of a tile, every 32nd from here
   const int lowest = t.digits.lowest[pass], width = t.digits.width[pass];
-  const bool has_digit = thread < RADIX_DIGITS, marked = Source::FIRST && by_offsets(t.keys.spec);
+  const bool has_digit = thread < RADIX_DIGITS;
   uint16_t *before = s.before[warp];
-  typename Source::Raw raw[RADIX_EACH];
+  typename RadixEntry<INPUT>::type entry[RADIX_EACH];
   TileBags bags = {0, 0};
   uint32_t tile;
-  auto begin_tile = [&] { // asks for the entries, and marks where bags begin
-    if (tile >= t.tiles) return;
-    uint32_t base = tile * RADIX_TILE;
-#pragma unroll
-    for (int i = 0; i < RADIX_EACH; i++)
-      if (base + own + i * WARP < t.count) raw[i] = Source::load(t, base + own + i * WARP);
-    if constexpr (Source::FIRST)
-      if (marked) bags.mark(t, tile, s.marks);
-  };
-  auto take_tile = [&] {
+  auto take_number = [&] {
     tile = s.next;
-    if (marked && tile < t.tiles) bags.find(t, tile);
+    if (PAYLOAD == MARKED && tile < t.tiles) bags.find(t, tile);
+  };
+  auto begin_tile = [&] { // asks for the entries, and marks where bags begin
+    uint32_t first = tile * RADIX_TILE + own;
+#pragma unroll
+    for (int i = 0; i < RADIX_EACH; i++) entry[i] = radix_load<INPUT>(t, first + i * WARP);
+    if constexpr (PAYLOAD == MARKED)
+      if (tile < t.tiles) bags.mark(t, tile, s.marks);
   };
   let_next_begin();
   for (int i = lane; i < RADIX_DIGITS; i += WARP) s.met[warp][i] = 0;
-  if constexpr (Source::FIRST)
+  if constexpr (PAYLOAD == MARKED)
     for (int i = 0; i < RADIX_EACH; i++) s.marks[own + i * WARP] = 0;
   wait_for_launch_before();
   if (thread == 0) s.next = atomicAdd(t.scratch.taken + pass, 1u);
   __syncthreads();
-  take_tile();
+  take_number();
   begin_tile();
   __syncthreads();
   while (tile < t.tiles) {
-    const uint32_t here = tile, base = here * RADIX_TILE, valid = min((uint32_t)RADIX_TILE, t.count - base);
-    const TileBags its = bags;
+    const uint32_t here = tile, base = here * RADIX_TILE, valid = min((uint32_t)RADIX_TILE, t.count - base),
+                   low = bags.low;
     uint32_t key[RADIX_EACH], payload[RADIX_EACH], rank[RADIX_EACH / 2], next = 0;
     if (thread == 0) next = atomicAdd(t.scratch.taken + pass, 1u);
-      // Entries behind the last have the largest digit, so that they stay behind.
 #pragma unroll
     for (int i = 0; i < RADIX_EACH; i++) {
-      bool there = (uint32_t)(own + i * WARP) < valid;
-      key[i] = there ? Source::key(t, raw[i]) : UINT32_MAX;
-      payload[i] = there ? Source::payload(raw[i]) : 0;
+      if constexpr (INPUT == PAIRS)
+        key[i] = entry[i].x, payload[i] = entry[i].y;
+      else
+        key[i] = (uint32_t)row_key(t.keys.spec, entry[i]);
+      // Entries behind the last have the largest digit, so that they stay behind.
+      if (INPUT != PAIRS && (uint32_t)(own + i * WARP) >= valid) key[i] = UINT32_MAX;
     }
     for (int i = lane; i < RADIX_DIGITS / 2; i += WARP) ((uint32_t *)before)[i] = 0;
     __syncwarp();
@@ -383,7 +375,7 @@ __global__ void __launch_bounds__(RADIX_BLOCK, RADIX_BLOCKS) radix_pass(const __
     }
     if (thread == 0) s.next = next;
     __syncthreads();
-    take_tile();
+    take_number();
     uint32_t counts[RADIX_WARPS], sum = 0;
     uint32_t *said = t.scratch.said + ((int64_t)pass * t.tiles + here) * RADIX_DIGITS + thread;
     if (has_digit) {
@@ -400,23 +392,20 @@ __global__ void __launch_bounds__(RADIX_BLOCK, RADIX_BLOCKS) radix_pass(const __
 #pragma unroll
       for (int w = 0; w < RADIX_WARPS; w++) s.before[w][thread] = (uint16_t)to, to += counts[w];
     }
-    const bool spreads = marked && its.are_marked();
-    if constexpr (Source::FIRST) {
-      if (spreads) {
-        uint32_t last = spread_marks(s.marks + own, payload);
-        if (lane == 0) s.last_mark[warp] = last;
-      } else {
-        find_payload(t, its, marked, base + own, (uint32_t *)s.staged + own, payload);
-      }
+    if constexpr (PAYLOAD == MARKED) {
+      uint32_t last = spread_marks(s.marks + own, payload);
+      if (lane == 0) s.last_mark[warp] = last;
     }
     __syncthreads();
     uint32_t last = 1; // the mark of entries in front of the warp's first
-    for (int w = 0; spreads && w < warp; w++) last = s.last_mark[w] ? s.last_mark[w] : last;
+    if constexpr (PAYLOAD == MARKED)
+      for (int w = 0; w < warp; w++) last = s.last_mark[w] ? s.last_mark[w] : last;
 #pragma unroll
     for (int i = 0; i < RADIX_EACH; i++) {
-      uint32_t carries = spreads ? its.low + (payload[i] ? payload[i] : last) - 1 : payload[i];
+      if (PAYLOAD == MARKED) payload[i] = low + (payload[i] ? payload[i] : last) - 1;
+      if (PAYLOAD == COMPUTED) payload[i] = computed_payload(t.keys.spec, base + own + i * WARP);
       s.staged[before[digit_of(key[i], lowest, width)] + (rank[i / 2] >> 16 * (i % 2) & 0xffff)] =
-          make_uint2(key[i], carries);
+          make_uint2(key[i], payload[i]);
     }
     begin_tile();
     uint32_t place = 0;
@@ -433,12 +422,12 @@ __global__ void __launch_bounds__(RADIX_BLOCK, RADIX_BLOCKS) radix_pass(const __
     for (int i = 0; i < RADIX_EACH; i++) {
       uint32_t at = (uint32_t)(thread + i * RADIX_BLOCK);
       if (at >= valid) break;
-      uint2 entry = s.staged[at];
-      uint32_t to = s.place[digit_of(entry.x, lowest, width)] + at;
+      uint2 its = s.staged[at];
+      uint32_t to = s.place[digit_of(its.x, lowest, width)] + at;
       if (LAST)
-        t.sorted_keys[to] = entry.x, t.sorted_payload[to] = entry.y;
+        t.sorted_keys[to] = its.x, t.sorted_payload[to] = its.y;
       else
-        t.to[to] = entry;
+        t.to[to] = its;
     }
   }
 }

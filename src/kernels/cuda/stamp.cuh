@@ -200,17 +200,22 @@ template <class E, int VE> void launch_runs(Launcher &l, Task t)
   if (VE == E::WIDE) keep_in_cache(l, t, VE, sizeof(typename E::cell));
   bool plain = !has_coefficients(t) && !t.by_frequency, as_usual = is_usual_here<E, VE>(t);
   int64_t entries = t.entries * t.batch;
-  t.run_tile = entries / RUN_TILE < (int64_t)l.device.processors * 2048 / WARP ? RUN_TILE / 2 : (int)RUN_TILE;
+  t.run_tile = entries / RUN_TILE < (int64_t)l.device.processors * 2048 / WARP ? (int)SMALL_RUN_TILE : (int)RUN_TILE;
   int64_t each = t.run_tile * RUN_WARPS;
   dim3 grid = grid_of((entries + each - 1) / each, t.tiles);
   if (!t.awaits) empty_list(l, t.list);
-  auto send = [&](bool usual, bool with_coefficients, void (*kernel)(Task)) {
-    if (l.loading || (usual == as_usual && with_coefficients == !plain))
+  auto send = [&](bool usual, bool with_coefficients, bool adds, void (*kernel)(Task)) {
+    if (l.loading || (usual == as_usual && with_coefficients == !plain && adds == (t.sink == SINK_ADD)))
       launch(l, kernel, grid, RUN_WARPS * WARP, 0, t);
   };
-  if constexpr (VE == E::WIDE) send(true, false, walk_runs<E, VE, false, BY_GRADIENT>);
-  send(false, false, walk_runs<E, VE, false, NOT_USUAL>);
-  send(false, true, walk_runs<E, VE, true, NOT_USUAL>);
+  if constexpr (VE == E::WIDE) {
+    send(true, false, false, walk_runs<E, VE, false, false, BY_GRADIENT>);
+    send(true, false, true, walk_runs<E, VE, false, true, BY_GRADIENT>);
+  }
+  send(false, false, false, walk_runs<E, VE, false, false, NOT_USUAL>);
+  send(false, false, true, walk_runs<E, VE, false, true, NOT_USUAL>);
+  send(false, true, false, walk_runs<E, VE, true, false, NOT_USUAL>);
+  send(false, true, true, walk_runs<E, VE, true, true, NOT_USUAL>);
   if constexpr (VE == E::WIDE)
     if (l.loading || as_usual) launch_listed<E, VE, Op, BY_GRADIENT>(l, t);
   if (l.loading || !as_usual) launch_listed<E, VE, Op, NOT_USUAL>(l, t);
