@@ -51,8 +51,9 @@ __device__ __forceinline__ int head_of(const unsigned *heads, int at)
 // The entries that a lane looks at, every 32nd of the tile's; what is not there has the key of dropped ones.
 template <bool NARROW> struct RunEntries {
   typedef std::conditional_t<NARROW, uint32_t, uint64_t> Key;
+  typedef std::conditional_t<NARROW, uint32_t, int64_t> Payload;
   Key none, key[RUN_WORDS], before[RUN_WORDS]; // the key of the entry in front of each
-  int64_t payload[RUN_WORDS];
+  Payload payload[RUN_WORDS];
 
   // All are asked for together.
   __device__ __forceinline__ void load(const Task &t, int64_t base, int64_t all)
@@ -65,7 +66,7 @@ template <bool NARROW> struct RunEntries {
       int64_t entry = base + k * WARP + lane;
       bool looks = k * WARP < room && entry < all;
       key[k] = looks ? (Key)key_at(t.sorted, entry) : none;
-      payload[k] = looks ? payload_at(t.sorted, entry) : 0;
+      payload[k] = looks ? (Payload)payload_at(t.sorted, entry) : 0;
     }
 #pragma unroll
     for (int k = 0; k < RUN_WORDS; k++) {
@@ -202,10 +203,20 @@ __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const 
   }
 }
 
+// Blocks of a multiprocessor: the more the better, as far as registers allow.
+template <class E, bool COEFFICIENTS, bool ADDS, int USUAL> struct RunBlocks {
+  enum {
+    LIGHT = USUAL >= 0 && !ADDS,
+    EACH = sizeof(typename E::acc) == 8 || COEFFICIENTS ? 6
+           : !LIGHT                                     ? 7
+           : E::BITS == 16                              ? 8
+                                                        : 10
+  };
+};
+
 template <class E, int VE, bool COEFFICIENTS, bool ADDS, int USUAL>
-__global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 || COEFFICIENTS ? 6
-                                                   : ADDS                                       ? 7
-                                                          : 10) walk_runs(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(RUN_WARPS *WARP, RunBlocks<E, COEFFICIENTS, ADDS, USUAL>::EACH)
+    walk_runs(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
