@@ -11,7 +11,7 @@
 namespace shf {
 
 enum {
-  SMALL_SORT = 1 << 17, // entries; for more, CUB's passes are no slower than reading everyone's counts
+  SMALL_SORT = 1 << 17, // entries; for more, passes that look back are no slower than reading everyone's counts
   DIGIT_BITS = 8,
   DIGITS = 1 << DIGIT_BITS,
   SORT_WARPS = BLOCK / WARP,
