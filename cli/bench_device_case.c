@@ -46,13 +46,23 @@ const device_case device_cases[] = {
     {SUM, .dim = 100, .bags = 32768, .length = 64},
     {SUM, .dim = 128, .bags = 64, .length = 65536},
     {SUM, .dim = 128, .bags = 1, .length = 65536},
-    {BACK, .dim = 32, SMALL, .target_us = 40, .quick = true},
-    {BACK, .dim = 32, ONES, .target_us = 55},
-    {BACK, .dim = 32, LARGE, .target_us = 600, .quick = true},
-    {BACK, .dim = 32, LARGE, .exponent = 1.05, .target_us = 450},
-    {BACK, .dim = 128, ONES, .target_us = 80},
-    {BACK, .dim = 128, LARGE, .target_us = 1700, .quick = true},
-    {BACK, .dim = 128, LARGE, .exponent = 1.05, .target_us = 950},
+    {BACK, .dim = 32, SMALL, .touched = true, .target_us = 40, .quick = true},
+    {BACK, .dim = 32, ONES, .touched = true, .target_us = 55},
+    {BACK, .dim = 32, LARGE, .touched = true, .target_us = 600, .quick = true},
+    {BACK, .dim = 32, LARGE, .touched = true, .exponent = 1.05, .target_us = 450},
+    {BACK, .dim = 128, ONES, .touched = true, .target_us = 80},
+    {BACK, .dim = 128, LARGE, .touched = true, .target_us = 1700, .quick = true},
+    {BACK, .dim = 128, LARGE, .touched = true, .exponent = 1.05, .target_us = 950},
+    {BACK, .dim = 32, SMALL},
+    {BACK, .dim = 32, ONES},
+    {BACK, .dim = 32, LARGE, .quick = true},
+    {BACK, .dim = 32, LARGE, .exponent = 1.05},
+    {BACK, .dim = 128, ONES},
+    {BACK, .dim = 128, LARGE, .quick = true},
+    {BACK, .dim = 128, LARGE, .exponent = 1.05},
+    {BACK, .dim = 32, SMALL, .sparse = true},
+    {BACK, .dim = 128, ONES, .sparse = true},
+    {BACK, .dim = 32, LARGE, .sparse = true},
     {BACK, .dim = 128, LARGE, .grouped = true},
     {BACK, .dim = 32, SMALL, .grouped = true},
     {BACK, .dim = 128, LARGE, .weighted = true},
@@ -99,7 +109,10 @@ void device_case_name(const device_case *c, char *name, size_t room)
            c->weights_only ? "-weights"
            : c->weighted   ? "-weighted"
                            : "",
-           c->grouped ? "-grouped" : "", "");
+           c->grouped ? "-grouped" : "",
+           c->touched  ? "-touched"
+           : c->sparse ? "-sparse"
+                       : "");
 }
 
 double device_case_bytes(const device_case *c, int64_t touched)
@@ -113,7 +126,7 @@ double device_case_bytes(const device_case *c, int64_t touched)
   }
   if (!device_case_is_backward(c)) return entries * row + (c->bags ? (double)c->bags : entries) * out + index + weights;
   if (c->weights_only) return entries * row + (double)c->bags * row + index + weights;
-  return (double)c->bags * row + 2 * (double)touched * row + index + weights;
+  return (double)c->bags * row + (c->touched || c->sparse ? 1 : 2) * (double)touched * row + index + weights;
 }
 
 json_t *device_case_result(const device_case *c, const char *kernel, double seconds, double speed, double copy)

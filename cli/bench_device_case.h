@@ -16,6 +16,8 @@ typedef struct device_case {
   bool weighted, fixed; /* fixed: bags are a matrix, not offsets */
   bool weights_only;    /* backward: only the gradient of weights */
   bool grouped;         /* the grouping is made once, outside of the time */
+  bool touched;         /* rows of the table's gradient are stored, not added to */
+  bool sparse;          /* the gradient is row-sparse, made by the op on tensors */
   bool quick;
   double target_us;       /* what is wanted, when > 0 ... */
   double target_fraction; /* ... or as a fraction of copy bandwidth */

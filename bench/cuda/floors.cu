@@ -90,7 +90,7 @@ struct Case {
     best = us;
     snprintf(how, sizeof how, "%s", text);
   }
-  ~Case() { printf("%-50s %9.1f us   %s\n", name, best, how), fflush(stdout); }
+  ~Case() { printf("%-60s %9.1f us   %s\n", name, best, how), fflush(stdout); }
 };
 
 template <int LANES, bool HALVES, int FLIGHT, int HINT, int EACH> static void try_bags(Case &c, const int64_t *index)
@@ -187,13 +187,13 @@ template <int LANES> static void ones_case(Data &d, const char *name, bool all, 
   }
 }
 
-template <int LANES, int COLUMNS, int FLIGHT> static void try_runs(Case &c, int count)
+template <int LANES, int COLUMNS, int FLIGHT, bool ADDS> static void try_runs(Case &c, int count)
 {
   char text[64];
   snprintf(text, sizeof text, "%d in flight, %d bytes at a time", FLIGHT, COLUMNS * 16);
   dim3 grid((unsigned)(count / 64 / (128 / COLUMNS)), LANES / COLUMNS);
   c.shape(text, [&] {
-    runs<LANES, COLUMNS, FLIGHT>
+    runs<LANES, COLUMNS, FLIGHT, ADDS>
         <<<grid, 128, 0, c.d.stream>>>(c.d.sorted_keys, c.d.sorted_bag, c.d.other, c.d.table, count);
   });
 }
@@ -205,15 +205,24 @@ static void sort_entries(Data &d, const uint32_t *keys, int count)
        "sorting");
 }
 
+template <int LANES, bool ADDS> static void runs_shapes(Data &d, const char *name, bool all, int count)
+{
+  char text[96];
+  snprintf(text, sizeof text, "%s, rows %s", name, ADDS ? "added" : "stored");
+  Case c(d, text, all);
+  try_runs<LANES, LANES, 4, ADDS>(c, count);
+  try_runs<LANES, LANES, 8, ADDS>(c, count);
+  if constexpr (LANES > 8) {
+    try_runs<LANES, LANES / 2, 4, ADDS>(c, count);
+    try_runs<LANES, LANES / 2, 8, ADDS>(c, count);
+  }
+}
+
+// Rows that are stored, as in the cases that are aimed at; and rows that are added to what is there.
 template <int LANES> static void runs_case(Data &d, const char *name, bool all, int count)
 {
-  Case c(d, name, all);
-  try_runs<LANES, LANES, 4>(c, count);
-  try_runs<LANES, LANES, 8>(c, count);
-  if constexpr (LANES > 8) {
-    try_runs<LANES, LANES / 2, 4>(c, count);
-    try_runs<LANES, LANES / 2, 8>(c, count);
-  }
+  runs_shapes<LANES, false>(d, name, all, count);
+  runs_shapes<LANES, true>(d, name, all, count);
 }
 
 template <int FLIGHT, int EACH> static void try_order(Case &c)
@@ -278,16 +287,20 @@ int main(int argc, char **argv)
       Case c(d, name, all);
       c.shape("24 bits", [&] { sort_entries(d, d.keys[skewed], (int)MANY); });
     }
-    snprintf(name, sizeof name, "bag_sum_backward-f32-D32-131072x64-%s, rows", spread);
+    snprintf(name, sizeof name, "bag_sum_backward-f32-D32-131072x64-%s", spread);
     runs_case<8>(d, name, all, (int)MANY);
-    snprintf(name, sizeof name, "bag_sum_backward-f32-D128-131072x64-%s, rows", spread);
+    snprintf(name, sizeof name, "bag_sum_backward-f32-D128-131072x64-%s", spread);
     runs_case<32>(d, name, all, (int)MANY);
   }
+  make_indices<<<1024, 256, 0, d.stream>>>(d.index[0], d.keys[0], d.bag, FEW, 64, 0);
+  sort_entries(d, d.keys[0], (int)FEW);
+  runs_case<8>(d, "bag_sum_backward-f32-D32-1024x64-uniform", all, (int)FEW);
   make_indices<<<1024, 256, 0, d.stream>>>(d.index[0], d.keys[0], d.bag, ONES, 1, 0);
   {
     Case c(d, "131072 pairs sorted by CUB-uniform", all);
     c.shape("24 bits", [&] { sort_entries(d, d.keys[0], (int)ONES); });
   }
-  runs_case<32>(d, "bag_sum_backward-f32-D128-131072x1-uniform, rows", all, (int)ONES);
+  runs_case<8>(d, "bag_sum_backward-f32-D32-131072x1-uniform", all, (int)ONES);
+  runs_case<32>(d, "bag_sum_backward-f32-D128-131072x1-uniform", all, (int)ONES);
   return 0;
 }

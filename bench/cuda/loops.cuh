@@ -70,12 +70,30 @@ template <> struct Sum<true> {
   }
 };
 
+// Adds COUNT rows, FLIGHT of them in flight, whose names lie across the LANES threads that share a row.
+template <int LANES, int FLIGHT, int HINT, int COUNT, class Total>
+__device__ __forceinline__ void add_rows(const uint32_t *names, const uint4 *table, int lane, Total &sum)
+{
+#pragma unroll
+  for (int part = 0; part < COUNT / FLIGHT; part++) {
+    uint4 row[FLIGHT];
+#pragma unroll
+    for (int i = 0; i < FLIGHT; i++) {
+      int at = part * FLIGHT + i;
+      uint32_t name = __shfl_sync(0xffffffffu, names[at / LANES], at % LANES, LANES);
+      row[i] = load<HINT>(table + (uint64_t)name * LANES + lane);
+    }
+#pragma unroll
+    for (int i = 0; i < FLIGHT; i++) sum.add(row[i]);
+  }
+}
+
 // ---- Bags of 64 rows: LANES threads to a row and to a bag ----
 
 template <int LANES, int FLIGHT, int HINT, int EACH, bool HALVES>
 __global__ void __launch_bounds__(128, EACH) bags(const int64_t *index, const uint4 *table, uint4 *out, int count)
 {
-  enum { LENGTH = 64, HELD = FLIGHT > LANES ? FLIGHT / LANES : 1 };
+  enum { LENGTH = 64, STEP = FLIGHT > LANES ? FLIGHT : LANES, HELD = STEP / LANES };
   int lane = (int)threadIdx.x % LANES, bag = (int)(blockIdx.x * (128 / LANES) + threadIdx.x / LANES);
   if (bag >= count) return;
   const int64_t *own = index + (int64_t)bag * LENGTH;
@@ -84,25 +102,14 @@ __global__ void __launch_bounds__(128, EACH) bags(const int64_t *index, const ui
 #pragma unroll
   for (int h = 0; h < HELD; h++) next[h] = (uint32_t)__ldg(own + (h * LANES + lane) % LENGTH);
 #pragma unroll 1
-  for (int base = 0; base<LENGTH; base += FLIGHT> LANES ? FLIGHT : LANES) {
+  for (int base = 0; base < LENGTH; base += STEP) {
     uint32_t held[HELD];
 #pragma unroll
     for (int h = 0; h < HELD; h++) {
       held[h] = next[h];
       next[h] = (uint32_t)__ldg(own + (base + (HELD + h) * LANES + lane) % LENGTH);
     }
-#pragma unroll
-    for (int part = 0; part < (FLIGHT > LANES ? 1 : LANES / FLIGHT); part++) {
-      uint4 row[FLIGHT];
-#pragma unroll
-      for (int i = 0; i < FLIGHT; i++) {
-        int at = part * FLIGHT + i;
-        uint32_t name = __shfl_sync(0xffffffffu, held[at / LANES], at % LANES, LANES);
-        row[i] = load<HINT>(table + (uint64_t)name * LANES + lane);
-      }
-#pragma unroll
-      for (int i = 0; i < FLIGHT; i++) sum.add(row[i]);
-    }
+    add_rows<LANES, FLIGHT, HINT, STEP>(held, table, lane, sum);
   }
   out[(int64_t)bag * LANES + lane] = sum.all();
 }
@@ -147,24 +154,13 @@ __global__ void __launch_bounds__(THREADS)
   if (OFFSETS == GUESSED && begin != start)
 #pragma unroll
     for (int h = 0; h < HELD; h++) held[h] = (uint32_t)__ldg(index + begin + quarter * 16 + (h * LANES + lane) % 16);
-  uint4 sum = {0, 0, 0, 0};
-#pragma unroll
-  for (int part = 0; part < 16 / FLIGHT; part++) {
-    uint4 row[FLIGHT];
-#pragma unroll
-    for (int i = 0; i < FLIGHT; i++) {
-      int at = part * FLIGHT + i;
-      uint32_t name = __shfl_sync(0xffffffffu, held[at / LANES], at % LANES, LANES);
-      row[i] = load<HINT>(table + (uint64_t)name * LANES + lane);
-    }
-#pragma unroll
-    for (int i = 0; i < FLIGHT; i++) mix(sum, row[i]);
-  }
-  parts[threadIdx.x] = sum;
+  Sum<false> sum;
+  add_rows<LANES, FLIGHT, HINT, 16>(held, table, lane, sum);
+  parts[threadIdx.x] = sum.all();
   __syncthreads();
   if (quarter != 0 || end - begin != 64) return;
-  for (int r = 1; r < 4; r++) mix(sum, parts[threadIdx.x + r * LANES]);
-  out[bag * LANES + lane] = sum;
+  for (int r = 1; r < 4; r++) sum.add(parts[threadIdx.x + r * LANES]);
+  out[bag * LANES + lane] = sum.all();
 }
 
 // ---- Rows copied one by one: bags of one row, lookups ----
@@ -191,10 +187,10 @@ __global__ void __launch_bounds__(THREADS) ones(const int64_t *index, const uint
   }
 }
 
-// ---- A gradient's rows: entries in order of their keys, 64 to a team; rows of the output's gradient are read, and a
-// table row is read, changed and written where a key ends. COLUMNS of LANES threads at a time. ----
+// ---- A gradient's rows: entries in order of their keys, 64 to a team; rows of the output's gradient are read, and where
+// a key ends its row is stored; with ADDS, to what the row holds. COLUMNS of LANES threads at a time. ----
 
-template <int LANES, int COLUMNS, int FLIGHT>
+template <int LANES, int COLUMNS, int FLIGHT, bool ADDS>
 __global__ void __launch_bounds__(128)
     runs(const uint32_t *keys, const uint32_t *bag_of, const uint4 *gradient, uint4 *table, int count)
 {
@@ -205,7 +201,7 @@ __global__ void __launch_bounds__(128)
   uint4 sum = {0, 0, 0, 0};
 #pragma unroll 1
   for (int base = first; base < first + TILE; base += FLIGHT) {
-    uint4 row[FLIGHT], held[FLIGHT];
+    uint4 row[FLIGHT], held[FLIGHT] = {};
     uint32_t key[FLIGHT + 1];
 #pragma unroll
     for (int i = 0; i <= FLIGHT; i++) key[i] = __ldg(keys + base + i);
@@ -214,7 +210,7 @@ __global__ void __launch_bounds__(128)
       row[i] = load<PLAIN>(gradient + (uint64_t)__ldg(bag_of + base + i) * LANES + column);
 #pragma unroll
     for (int i = 0; i < FLIGHT; i++)
-      if (key[i] != key[i + 1]) held[i] = load<DROP_L2>(table + (uint64_t)key[i] * LANES + column);
+      if (ADDS && key[i] != key[i + 1]) held[i] = load<DROP_L2>(table + (uint64_t)key[i] * LANES + column);
 #pragma unroll
     for (int i = 0; i < FLIGHT; i++) {
       mix(sum, row[i]);

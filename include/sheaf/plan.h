@@ -264,7 +264,7 @@ typedef struct sheaf_preference {
   size_t struct_size;
   size_t max_workspace;  /* bytes; 0: no limit */
   int threads;           /* the most threads a run may use; 0: sheaf_threads() at the time of select */
-  sheaf_backend backend; /* CPU kernels are BESPOKE; CUDA kernels that sort are CUB, the others BESPOKE */
+  sheaf_backend backend; /* CPU kernels are BESPOKE; CUDA kernels that may sort by CUB are CUB, the others BESPOKE */
   int deterministic;     /* 1: refuse a kernel that is not (every one here is) */
   const char *kernel;    /* the name of one kernel, such as "bag_sum.f32.i64/cpu.avx2"; NULL: the best one */
 } sheaf_preference;

@@ -81,6 +81,26 @@ static void test_gradients_of_more_rows_than_the_cache_holds(void **state)
   }
 }
 
+/* So many bags, nearly all of them empty, that the sort looks for each entry's bag instead of marking where bags begin. */
+static void test_gradients_of_many_empty_bags(void **state)
+{
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    problem_spec spec = {.category = SHEAF_CATEGORY_EMBEDDING,
+                         .kind = SHEAF_BAG_SUM_BACKWARD,
+                         .dtype = SHEAF_F32,
+                         .index_dtype = i ? SHEAF_I32 : SHEAF_I64,
+                         .count = 200000,
+                         .dim = 4,
+                         .rows = 30000,
+                         .bags = 2000000,
+                         .spread = i ? SPREAD_ZIPF : SPREAD_UNIFORM,
+                         .want_table_grad = true,
+                         .seed = 91 + (uint64_t)i};
+    check_against_cpu(&spec);
+  }
+}
+
 static void test_segment_kinds_have_the_bits_of_the_cpu(void **state)
 {
   (void)state;
@@ -297,6 +317,7 @@ int main(int argc, char **argv)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_embedding_kinds_have_the_bits_of_the_cpu),
       cmocka_unit_test(test_gradients_of_more_rows_than_the_cache_holds),
+      cmocka_unit_test(test_gradients_of_many_empty_bags),
       cmocka_unit_test(test_segment_kinds_have_the_bits_of_the_cpu),
       cmocka_unit_test(test_tables_past_two_to_the_31_elements),
       cmocka_unit_test(test_entries_past_two_to_the_31),

@@ -40,6 +40,7 @@ __device__ __forceinline__ void copy_some(const CopyTask &t, const Index *index,
 template <class W, class Index>
 __global__ void __launch_bounds__(BLOCK, 7) copy_usual(const __grid_constant__ CopyTask t)
 {
+  begin_kernel();
   unsigned lane = threadIdx.x & ((1u << t.lane_bits) - 1), rower = threadIdx.x >> t.lane_bits;
   int rowers = BLOCK >> t.lane_bits;
   int64_t column = ((blockIdx.y << t.lane_bits) + lane) * (int64_t)sizeof(W);
@@ -52,6 +53,7 @@ __global__ void __launch_bounds__(BLOCK, 7) copy_usual(const __grid_constant__ C
 template <class W, class Index>
 __global__ void __launch_bounds__(BLOCK, 4) copy_words(const __grid_constant__ CopyTask t)
 {
+  begin_kernel();
   int lane = (int)threadIdx.x & ((1 << t.lane_bits) - 1), rowers = BLOCK >> t.lane_bits,
       rower = (int)threadIdx.x >> t.lane_bits;
   int64_t first = (int64_t)blockIdx.x * rowers * ROWS_IN_FLIGHT + rower,
@@ -107,6 +109,7 @@ struct ClearTask {
 
 template <class W> __global__ void __launch_bounds__(BLOCK) clear_words(const __grid_constant__ ClearTask t)
 {
+  begin_kernel();
   int64_t words = t.row_bytes / (int64_t)sizeof(W), all = t.rows * t.batch * words;
   W zero;
   memset(&zero, 0, sizeof zero);
@@ -166,6 +169,7 @@ __device__ __forceinline__ int64_t scanned_value(const ScanTask &t, int64_t n)
 
 __global__ void __launch_bounds__(BLOCK) scan_report(const __grid_constant__ ScanTask t)
 {
+  begin_kernel();
   __shared__ unsigned long long block_first;
   int64_t all = t.batch * t.rows * t.columns, step = (int64_t)gridDim.x * BLOCK, bad = 0;
   int64_t begin = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
@@ -252,7 +256,7 @@ __global__ void __launch_bounds__(BLOCK) find_starts_kernel(const __grid_constan
 {
   __shared__ int64_t gap[STARTS_TILE / FEW_STARTS][3];
   __shared__ int gaps;
-  let_next_begin();
+  begin_kernel();
   if (t.list_count && blockIdx.x + blockIdx.y == 0 && threadIdx.x == 0) clear_list(t.list_count);
   bool keyed = t.sorted.keys != nullptr;
   int64_t problems = keyed ? 1 : t.batch, groups = keyed ? t.groups * t.batch : t.groups;
@@ -291,7 +295,7 @@ template <class Id> __global__ void __launch_bounds__(BLOCK, 8) find_usual_start
 {
   __shared__ int gap[STARTS_TILE / FEW_STARTS][3];
   __shared__ int gaps;
-  let_next_begin();
+  begin_kernel();
   if (t.list_count && blockIdx.x == 0 && threadIdx.x == 0) clear_list(t.list_count);
   const Id *ids = (const Id *)(t.sorted.keys ? t.sorted.keys : t.ids.data);
   int entries = t.sorted.keys && !is_for(t.sorted) ? 0 : (int)t.entries, groups = (int)t.groups;
@@ -364,19 +368,14 @@ LongList list_in(char *memory, int64_t most)
   return list;
 }
 
-__global__ void empty_list_kernel(const __grid_constant__ LongList list)
-{
-  let_next_begin();
-  clear_list(list.count);
-}
-
-void empty_list(Launcher &l, const LongList &list) { launch(l, empty_list_kernel, dim3(1), 1, 0, list); }
+void empty_list(Launcher &l, const LongList &list) { clear_memory(l, list.count, 2 * sizeof *list.count); }
 
 // ---- Rows per segment ----
 
 // Lanes of a warp that have the same segment count together: one addition for all of them.
 __global__ void __launch_bounds__(BLOCK) count_ids_kernel(const __grid_constant__ CountTask t)
 {
+  begin_kernel();
   int64_t all = t.entries * t.batch, step = (int64_t)gridDim.x * BLOCK;
   int64_t rounds = (all + step - 1) / step;
   for (int64_t r = 0; r < rounds; r++) {

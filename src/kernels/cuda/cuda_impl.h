@@ -57,7 +57,8 @@ struct Launcher {
 inline std::atomic<bool> cannot_wait{false};
 
 template <class Params>
-inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared, const Params &params)
+inline void load_or_send(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
+                         const Params &params, cudaLaunchAttribute *attribute)
 {
   if (l.error != cudaSuccess) return;
   if (l.loading) {
@@ -69,50 +70,37 @@ inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, 
     return;
   }
   if (grid.x == 0 || grid.y == 0) return;
-  kernel<<<grid, threads, shared, l.stream>>>(params);
-  l.error = cudaGetLastError();
-}
-
-// The same for a kernel that may begin before the one in front of it ends: it waits for that one's results itself.
-template <class Params>
-inline void launch_next(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared,
-                        const Params &params)
-{
-  if (l.loading || l.device.major < 9 || cannot_wait || l.error != cudaSuccess || grid.x == 0 || grid.y == 0) {
-    launch(l, kernel, grid, threads, shared, params);
-    return;
-  }
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3((unsigned)threads);
   config.dynamicSmemBytes = shared;
   config.stream = l.stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  l.error = cudaLaunchKernelEx(&config, kernel, params);
+  config.attrs = attribute;
+  config.numAttrs = attribute != nullptr;
+  void *arguments[] = {const_cast<Params *>(&params)};
+  l.error = cudaLaunchKernelExC(&config, (const void *)kernel, arguments);
+}
+
+// A kernel may begin before the one in front of it ends, whoever launched that: it waits for its results itself
+// (begin_kernel). Such a launch also costs the host less than one that may not.
+template <class Params>
+inline void launch(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, size_t shared, const Params &params)
+{
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  bool can_wait = l.device.major >= 9 && !cannot_wait;
+  load_or_send(l, kernel, grid, threads, shared, params, can_wait ? &early : nullptr);
 }
 
 // The same for a kernel whose blocks meet: all of them must be there at once (Device::together).
 template <class Params>
 inline void launch_together(Launcher &l, void (*kernel)(Params), dim3 grid, int threads, const Params &params)
 {
-  if (l.loading || l.error != cudaSuccess) {
-    launch(l, kernel, grid, threads, 0, params);
-    return;
-  }
   cudaLaunchAttribute together = {};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3((unsigned)threads);
-  config.stream = l.stream;
-  config.attrs = &together;
-  config.numAttrs = 1;
-  l.error = cudaLaunchKernelEx(&config, kernel, params);
+  load_or_send(l, kernel, grid, threads, 0, params, &together);
 }
 
 inline void clear_memory(Launcher &l, void *memory, size_t bytes)

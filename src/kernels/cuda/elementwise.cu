@@ -121,6 +121,7 @@ enum { THREADS = 256 };
 
 template <class Op> __global__ void __launch_bounds__(THREADS) each(const __grid_constant__ Box p)
 {
+  begin_kernel();
   int64_t step = (int64_t)gridDim.x * THREADS;
   for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
     int64_t rest = i, a = 0, b = 0, out = 0;

@@ -1,10 +1,12 @@
 // grouping.cu: entries grouped by row: sorted by the row they name, in order of position where that is equal, over only
-// the bits that rows need. Few entries are sorted by one kernel (small_sort.cuh); many have their keys and payloads
-// written first and are then sorted by CUB. Padding, bad entries and rows held elsewhere get the largest key.
+// the bits that rows need. Few entries are sorted by one kernel (small_sort.cuh), many by one for each digit
+// (radix_sort.cuh); CUB sorts what has keys of more than 32 bits. Padding, bad entries and rows held elsewhere get the
+// largest key.
 #include <atomic>
 #include <cub/device/device_radix_sort.cuh>
 
 #include "cuda_impl.h"
+#include "radix_sort.cuh"
 #include "small_sort.cuh"
 #include "stamp.cuh"
 
@@ -23,37 +25,28 @@ static uint64_t stamp_of(const GroupingSpec &s)
   return hash;
 }
 
-// Counting in `int` is a tenth faster where it is enough.
-template <class Key, class Count>
-static cudaError_t sort(void *scratch, size_t &bytes, const void *keys_in, void *keys, const void *payload_in,
-                        void *payload, int64_t count, int bits, cudaStream_t stream)
+// CUB's sort, of 64-bit keys. With `scratch` NULL it says how much memory it sorts with.
+static cudaError_t sort_wide(void *scratch, size_t &bytes, const void *keys_in, void *keys, const void *payload_in,
+                             void *payload, int64_t count, int bits, cudaStream_t stream)
 {
-  return cub::DeviceRadixSort::SortPairs(scratch, bytes, (const Key *)keys_in, (Key *)keys, (const Key *)payload_in,
-                                         (Key *)payload, (Count)count, 0, bits, stream);
-}
-
-static cudaError_t sort_any(int wide, void *scratch, size_t &bytes, const void *keys_in, void *keys,
-                            const void *payload_in, void *payload, int64_t count, int bits, cudaStream_t stream)
-{
-  return wide ? sort<uint64_t, int64_t>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream)
-              : sort<uint32_t, int>(scratch, bytes, keys_in, keys, payload_in, payload, count, bits, stream);
+  return cub::DeviceRadixSort::SortPairs(scratch, bytes, (const uint64_t *)keys_in, (uint64_t *)keys,
+                                         (const uint64_t *)payload_in, (uint64_t *)payload, count, 0, bits, stream);
 }
 
 // How much memory CUB sorts with. Asking takes longer than a launch, so what a thread asked last is remembered.
-static cudaError_t scratch_for(int wide, int64_t count, int bits, int64_t *bytes)
+static cudaError_t scratch_for(int64_t count, int bits, int64_t *bytes)
 {
   struct Answer {
-    int device, wide, bits;
+    int device, bits;
     int64_t count, bytes;
   };
-  static thread_local Answer last = {-1, 0, 0, 0, 0};
+  static thread_local Answer last = {-1, 0, 0, 0};
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess &&
-      !(last.device == device && last.wide == wide && last.bits == bits && last.count == count)) {
+  if (error == cudaSuccess && !(last.device == device && last.bits == bits && last.count == count)) {
     size_t needed = 0;
-    error = sort_any(wide, nullptr, needed, nullptr, nullptr, nullptr, nullptr, count, bits, 0);
-    if (error == cudaSuccess) last = {device, wide, bits, count, (int64_t)needed};
+    error = sort_wide(nullptr, needed, nullptr, nullptr, nullptr, nullptr, count, bits, 0);
+    if (error == cudaSuccess) last = {device, bits, count, (int64_t)needed};
   }
   *bytes = last.bytes;
   return error;
@@ -62,7 +55,7 @@ static cudaError_t scratch_for(int wide, int64_t count, int bits, int64_t *bytes
 cudaError_t grouping_layout(const GroupingSpec &s, GroupingLayout *at)
 {
   int64_t all = s.batch * s.entries, keys = s.batch * s.groups + 1;
-  at->wide = keys > UINT32_MAX || all > INT32_MAX || s.batch * s.bags > UINT32_MAX;
+  at->wide = keys > UINT32_MAX || all > MOST_SORTED || s.batch * s.bags > UINT32_MAX;
   at->bits = bits_for((uint64_t)keys);
   int64_t each = shf_align64(all * (at->wide ? 8 : 4));
   at->keys = 64; // the stamp lies in front
@@ -74,7 +67,8 @@ cudaError_t grouping_layout(const GroupingSpec &s, GroupingLayout *at)
   at->scratch = at->payload_in + each;
   cudaError_t error = cudaSuccess;
   at->scratch_bytes = 0;
-  if (all > 0) error = scratch_for(at->wide, all, at->bits, &at->scratch_bytes);
+  if (all > 0 && at->wide) error = scratch_for(all, at->bits, &at->scratch_bytes);
+  if (!at->wide) at->scratch_bytes = radix_bytes(all, at->bits);
   int64_t counts = all <= SMALL_SORT ? small_sort_bytes(all) : 0;
   if (at->scratch_bytes < counts) at->scratch_bytes = counts;
   at->total = at->scratch + shf_align64(at->scratch_bytes + 256);
@@ -94,37 +88,46 @@ Sorted grouping_in(const GroupingSpec &spec, const GroupingLayout &at, const voi
   return s;
 }
 
-// Keys and payloads in order of position.
-template <bool USUAL> __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ KeyTask given)
+// Keys and payloads in order of position, for CUB; or pairs of both, whose digits are counted on the way.
+template <bool WIDE> __global__ void __launch_bounds__(BLOCK) make_keys(const __grid_constant__ RadixTask t)
 {
-  KeyTask t = known<USUAL>(given);
   __shared__ BlockBags block_bags;
-  int64_t all = t.spec.batch * t.spec.entries;
-  begin_grouping(t);
+  __shared__ RadixCounts counts;
+  int64_t all = t.keys.spec.batch * t.keys.spec.entries;
+  begin_kernel();
+  begin_grouping(t.keys);
+  if (!WIDE) begin_counts(t, &counts);
   for (int64_t base = (int64_t)blockIdx.x * KEY_TILE; base < all; base += (int64_t)gridDim.x * KEY_TILE) {
-    Entries e = entries_of(t, base, &block_bags);
-    if (e.count == 0) continue;
-    put(t.keys, e.first, e.key, e.count, t.wide);
-    put(t.payload, e.first, e.payload, e.count, t.wide);
+    Entries e = entries_of(t.keys, base, &block_bags);
+    if (WIDE && e.count > 0) {
+      put(t.keys.keys, e.first, e.key, e.count, true);
+      put(t.keys.payload, e.first, e.payload, e.count, true);
+    }
+#pragma unroll
+    for (int i = 0; !WIDE && i < KEYS_EACH; i++) {
+      if (i >= e.count) break;
+      t.to[e.first + i] = make_uint2((uint32_t)e.key[i], (uint32_t)e.payload[i]);
+      count_key(t, &counts, (uint32_t)e.key[i]);
+    }
   }
+  if (!WIDE) end_counts(t, &counts);
 }
 
 // CUB's kernels can only be loaded by running them.
-static cudaError_t load_sort(int wide, int bits)
+static cudaError_t load_sort(int bits)
 {
-  bits = bits > 32 && !wide ? 32 : bits;
   enum { COUNT = 1 << 17 }; // past the sizes that one block sorts alone
   size_t bytes = 0, arrays = (size_t)COUNT * 8 * 4;
   char *memory = nullptr;
   cudaStream_t stream = nullptr;
-  cudaError_t error = sort_any(wide, nullptr, bytes, nullptr, nullptr, nullptr, nullptr, COUNT, bits, 0);
+  cudaError_t error = sort_wide(nullptr, bytes, nullptr, nullptr, nullptr, nullptr, COUNT, bits, 0);
   if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (error == cudaSuccess) error = cudaMalloc((void **)&memory, arrays + bytes + 256);
   if (error == cudaSuccess) error = cudaMemsetAsync(memory, 0, arrays, stream);
   for (int64_t count = 1; count <= COUNT && error == cudaSuccess; count *= COUNT) {
     size_t room = bytes;
-    error = sort_any(wide, memory + arrays, room, memory, memory + COUNT * 8, memory + COUNT * 16, memory + COUNT * 24,
-                     count, bits, stream);
+    error = sort_wide(memory + arrays, room, memory, memory + COUNT * 8, memory + COUNT * 16, memory + COUNT * 24,
+                      count, bits, stream);
   }
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   cudaFree(memory);
@@ -132,9 +135,50 @@ static cudaError_t load_sort(int wide, int bits)
   return error;
 }
 
+static void load_sort_once(Launcher &l, int bits)
+{
+  static std::atomic<bool> loaded[64]; // by device; a race loads twice
+  int device = 0;
+  if (l.error == cudaSuccess) l.error = cudaGetDevice(&device);
+  if (l.error != cudaSuccess || (device < 64 && loaded[device])) return;
+  l.error = load_sort(bits);
+  if (device < 64 && l.error == cudaSuccess) loaded[device] = true;
+}
+
+// Launches a pass, if it is one of these.
+template <int INPUT, int PAYLOAD>
+static void send_pass(Launcher &l, const RadixTask &t, dim3 grid, RadixInput input, RadixPayload payload)
+{
+  if (!l.loading && (input != INPUT || payload != PAYLOAD)) return;
+  bool last = t.pass + 1 == t.digits.passes;
+  if (l.loading || !last) launch(l, radix_pass<INPUT, PAYLOAD, false>, grid, RADIX_BLOCK, radix_shared<PAYLOAD>(), t);
+  if (l.loading || last) launch(l, radix_pass<INPUT, PAYLOAD, true>, grid, RADIX_BLOCK, radix_shared<PAYLOAD>(), t);
+}
+
+// Entries are sorted by the digits of their keys, pass by pass: from the indices, or the pairs made of them, to pairs
+// that lie in one of two places by turns, to where they belong. The sorted arrays, which are neighbours, are one of the
+// places: the last pass but one writes to the other.
+static void sort_by_digits(Launcher &l, RadixTask &t, char *sorted, char *other, bool from_indices)
+{
+  int64_t tiles = t.tiles, most = (int64_t)l.device.processors * RADIX_BLOCKS;
+  dim3 grid = grid_of(tiles < most ? tiles : most, 1);
+  for (t.pass = 0; t.pass < (l.loading ? 1 : t.digits.passes); t.pass++) {
+    bool to_other = (t.digits.passes - t.pass) % 2 == 0;
+    t.from = (const uint2 *)(to_other ? sorted : other);
+    t.to = (uint2 *)(to_other ? other : sorted);
+    bool first = from_indices && t.pass == 0;
+    RadixInput input = !first ? PAIRS : t.keys.spec.index_wide ? WIDE_INDICES : NARROW_INDICES;
+    RadixPayload payload = !first ? CARRIED : by_offsets(t.keys.spec) ? MARKED : COMPUTED;
+    send_pass<PAIRS, CARRIED>(l, t, grid, input, payload);
+    send_pass<NARROW_INDICES, COMPUTED>(l, t, grid, input, payload);
+    send_pass<NARROW_INDICES, MARKED>(l, t, grid, input, payload);
+    send_pass<WIDE_INDICES, COMPUTED>(l, t, grid, input, payload);
+    send_pass<WIDE_INDICES, MARKED>(l, t, grid, input, payload);
+  }
+}
+
 void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
 {
-  static std::atomic<bool> sort_loaded[2][64]; // by width and device; a race loads twice
   GroupingLayout at;
   if (l.error == cudaSuccess) l.error = grouping_layout(spec, &at);
   if (l.error != cudaSuccess) return;
@@ -171,23 +215,31 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
     if (l.loading || !is_usual) launch_together(l, small_sort<false>, grid, BLOCK, s);
     if (!l.loading) return;
   }
-  if (l.loading || is_usual) launch(l, make_keys<true>, grid, BLOCK, 0, t);
-  if (l.loading || !is_usual) launch(l, make_keys<false>, grid, BLOCK, 0, t);
-  if (l.error != cudaSuccess) return;
-  if (l.loading) {
-    int device = 0;
-    l.error = cudaGetDevice(&device);
-    for (int wide = 0; wide < 2; wide++) {
-      if (l.error != cudaSuccess || (device < 64 && sort_loaded[wide][device])) continue;
-      l.error = load_sort(wide, at.bits);
-      if (device < 64 && l.error == cudaSuccess) sort_loaded[wide][device] = true;
-    }
-    return;
+  RadixTask r = {};
+  r.keys = t;
+  r.digits = radix_digits(at.wide ? 32 : at.bits);
+  r.scratch = radix_scratch(base + at.scratch, all);
+  r.count = (uint32_t)all;
+  r.tiles = (uint32_t)radix_tiles(all);
+  r.sorted_keys = (uint32_t *)(base + at.keys);
+  r.sorted_payload = (uint32_t *)(base + at.payload);
+  bool from_indices = is_usual && !spec.with_bag_of;
+  if (l.loading || (!at.wide && all > 0)) clear_memory(l, base + at.scratch, (size_t)radix_cleared(all));
+  if (l.loading || (!at.wide && from_indices)) {
+    int64_t each = COUNT_BLOCK * COUNT_EACH * 2, wanted = all / each + 1, room = (int64_t)l.device.processors * 4;
+    dim3 counting = grid_of(wanted < room ? wanted : room, 1);
+    if (l.loading || !spec.index_wide) launch(l, count_digits<int>, counting, COUNT_BLOCK, 0, r);
+    if (l.loading || spec.index_wide) launch(l, count_digits<long long>, counting, COUNT_BLOCK, 0, r);
   }
-  if (all == 0) return;
+  r.to = (uint2 *)(r.digits.passes % 2 ? t.keys : base + at.keys);
+  if (l.loading || (!at.wide && !from_indices)) launch(l, make_keys<false>, grid, BLOCK, 0, r);
+  if (l.loading || at.wide) launch(l, make_keys<true>, grid, BLOCK, 0, r);
+  if (l.loading || !at.wide) sort_by_digits(l, r, base + at.keys, base + at.keys_in, from_indices);
+  if (l.loading) load_sort_once(l, at.bits);
+  if (l.loading || !at.wide || all == 0 || l.error != cudaSuccess) return;
   size_t bytes = (size_t)at.scratch_bytes;
-  l.error = sort_any(at.wide, base + at.scratch, bytes, t.keys, base + at.keys, t.payload, base + at.payload, all,
-                     at.bits, l.stream);
+  l.error =
+      sort_wide(base + at.scratch, bytes, t.keys, base + at.keys, t.payload, base + at.payload, all, at.bits, l.stream);
 }
 
 } // namespace shf

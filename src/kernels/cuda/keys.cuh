@@ -48,6 +48,13 @@ __device__ __forceinline__ int64_t bag_between(const Task &t, int64_t low, int64
   return low;
 }
 
+// The row that an index names, from row_begin on; behind the last one where it is padding, bad, or held elsewhere.
+__device__ __forceinline__ int64_t row_key(const GroupingSpec &s, int64_t index)
+{
+  uint64_t row = (uint64_t)index - (uint64_t)s.row_begin;
+  return row >= (uint64_t)s.rows || index < 0 || index == s.padding ? s.rows : (int64_t)row;
+}
+
 __device__ __forceinline__ int64_t key_of(const GroupingSpec &s, int64_t problem, int64_t local)
 {
   int64_t cell = 0, index;
@@ -58,9 +65,9 @@ __device__ __forceinline__ int64_t key_of(const GroupingSpec &s, int64_t problem
   } else {
     index = load_index(s.index.data + problem * s.index.batch_stride, local, s.index_wide);
   }
-  uint64_t row = (uint64_t)index - (uint64_t)s.row_begin;
-  if (row >= (uint64_t)s.rows || index < 0 || index == s.padding) return s.batch * s.groups;
-  return problem * s.groups + (s.columns ? (int64_t)row * s.columns + cell : (int64_t)row);
+  int64_t row = row_key(s, index);
+  if (row == s.rows) return s.batch * s.groups;
+  return problem * s.groups + (s.columns ? row * s.columns + cell : row);
 }
 
 // Bags of a block's entries, found from the block's first and last: where each one begins, from the block's first entry

@@ -59,8 +59,8 @@ __device__ __forceinline__ Spot spot_of(const Task &t, const Team &m, int64_t ti
   return at;
 }
 
-// A kernel may be launched while the one before it still runs (see launch_next): that one says when all its blocks have
-// begun, and the next waits for its results where it needs them.
+// A kernel may be launched while the one before it still runs (see launch): that one says when all its blocks have begun,
+// and the next waits for its results where it needs them.
 __device__ __forceinline__ void let_next_begin()
 {
 #if __CUDA_ARCH__ >= 900
@@ -74,10 +74,11 @@ __device__ __forceinline__ void wait_for_launch_before()
 #endif
 }
 
-// What a kernel of a task does first. Where groups begin may be the result of the kernel before it.
-__device__ __forceinline__ void begin_after(const Task &t)
+// What every kernel does first. The next one can so rely upon all that was there before this one. (Whoever waits for a
+// kernel waits for those before it only because they have waited: one that does something first waits later on.)
+__device__ __forceinline__ void begin_kernel()
 {
-  if (t.awaits) wait_for_launch_before();
+  wait_for_launch_before();
   let_next_begin();
 }
 
@@ -117,7 +118,7 @@ __device__ __forceinline__ void put_place(const Task &t, const Stage<E, NARROW> 
 
 __device__ __forceinline__ bool counts_entries(const Task &t) { return t.sink == SINK_MEAN || t.sink == SINK_COUNT; }
 
-enum { DECODED_AT_ONCE = 4 };
+enum { DECODED_AT_ONCE = 4, DECODED_OF_CHUNK = 8 }; // by a lane
 
 // Asks for the indices that a group would have if all were equally long, while its offsets are on the way.
 __device__ __forceinline__ void ask_for_indices(const Task &t, const Team &m, int64_t group)
@@ -132,7 +133,7 @@ __device__ __forceinline__ void ask_for_indices(const Task &t, const Team &m, in
 // Decodes `count` places of a group of `places`, from place `first` on, into s[0 ..]. Behind the group come holes, or
 // with REPEAT its last row again. `counted` grows by how many of this lane's count; returns whether a hole was met.
 // Loads are predicated rather than branched around, so that several are in flight.
-template <class E, bool NARROW, bool REPEAT>
+template <class E, bool NARROW, bool REPEAT, int AT_ONCE = DECODED_AT_ONCE>
 __device__ __forceinline__ bool decode_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
                                               int64_t entry, int first, int count, int places, int *counted)
 {
@@ -140,13 +141,13 @@ __device__ __forceinline__ bool decode_places(const Task &t, const Team &m, cons
   int64_t limit = t.entry_stride ? (problem + 1) * t.entries : t.entries * t.batch;
   int64_t last = min(entry + max(places, 1), limit) - 1; // what may be read even where there is no place
 #pragma unroll 1
-  for (int base = m.lane; base < count; base += m.lanes * DECODED_AT_ONCE) {
-    Place<E> p[DECODED_AT_ONCE];
+  for (int base = m.lane; base < count; base += m.lanes * AT_ONCE) {
+    Place<E> p[AT_ONCE];
 #pragma unroll
-    for (int k = 0; k < DECODED_AT_ONCE; k++)
+    for (int k = 0; k < AT_ONCE; k++)
       p[k] = decode_place<E, NARROW>(t, problem, min(entry + first + base + k * m.lanes, last));
 #pragma unroll
-    for (int k = 0; k < DECODED_AT_ONCE; k++) {
+    for (int k = 0; k < AT_ONCE; k++) {
       int i = base + k * m.lanes;
       bool behind = first + i >= places;
       if (behind && !REPEAT) p[k].ref = -1, p[k].coefficient = p[k].counted_weight = 0;
@@ -331,7 +332,8 @@ __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const St
   for (int base = 0; base < longest; base += t.stage_places) {
     int staged = min(t.stage_places, longest - base), whole_terms = (staged + SHF_FAN_IN - 1) & -SHF_FAN_IN;
     __syncwarp();
-    bool hole = decode_places<E, NARROW, REPEAT>(t, m, s, problem, entry, base, whole_terms, places, &counted);
+    bool hole = decode_places < E, NARROW, REPEAT,
+         RING ? DECODED_OF_CHUNK : DECODED_AT_ONCE > (t, m, s, problem, entry, base, whole_terms, places, &counted);
     bool whole = REPEAT && !__any_sync(0xffffffffu, hole || !at.active);
     __syncwarp();
     take_stage<E, VE, Op, NARROW, COEFFICIENTS, AHEAD, RING>(t, total, s, staged, base, at, scale, whole);

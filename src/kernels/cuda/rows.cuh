@@ -11,6 +11,7 @@ namespace shf {
 
 template <class E, int VE> __global__ void __launch_bounds__(BLOCK) lookup_rows(const __grid_constant__ Task t)
 {
+  begin_kernel();
   Team m = team_of(t.lane_bits, 0);
   int rowers = BLOCK >> t.lane_bits;
   int64_t all = t.entries * t.batch;
@@ -107,6 +108,7 @@ enum { GRAD_ROWS = 4 }; // rows of one rower
 template <class E, int VE, SegmentGrad KIND>
 __global__ void __launch_bounds__(BLOCK) segment_grad(const __grid_constant__ SegmentGradTask t)
 {
+  begin_kernel();
   Team m = team_of(t.lane_bits, 0);
   int rowers = BLOCK >> t.lane_bits;
   for (int64_t problem = blockIdx.z; problem < t.batch; problem += gridDim.z)
@@ -165,6 +167,7 @@ struct WeightsGradTask {
 template <class E, int VE>
 __global__ void __launch_bounds__(BLOCK) weights_grad(const __grid_constant__ WeightsGradTask w)
 {
+  begin_kernel();
   typedef typename E::acc acc;
   enum { THREADS = 16 / VE };
   const Task &t = w.task;

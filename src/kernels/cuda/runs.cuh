@@ -8,11 +8,11 @@
 namespace shf {
 
 enum {
-  RUN_WARPS = 4,              // of a block; each goes its own way
-  RUN_TILE = 64,              // entries whose runs a warp takes; half of it in small problems (t.run_tile)
+  RUN_WARPS = 4, // of a block; each goes its own way
+  RUN_TILE = 64, // entries whose runs a warp takes; SMALL_RUN_TILE in small problems (t.run_tile)
+  SMALL_RUN_TILE = WARP,
   RUN_ROOM = RUN_TILE + WARP, // and those behind them that it looks at: a run of up to 16 ends there
   RUN_WORDS = RUN_ROOM / WARP,
-  RUN_STREAM = 4, // entries that are asked for together
   LONG_RUN = SHF_FAN_IN + 1,
   MOST_LONG = RUN_TILE / LONG_RUN + 1,
 };
@@ -48,31 +48,56 @@ __device__ __forceinline__ int head_of(const unsigned *heads, int at)
   return bits ? word * WARP + 31 - __clz((int)bits) : -1;
 }
 
-// Whether all entries of a tile belong to a run that began before it.
-__device__ __forceinline__ bool is_inside_run(const Task &t, int64_t base, int64_t all)
-{
-  int64_t last = min(base + t.run_tile, all) - 1;
-  return base > 0 && key_at(t.sorted, base - 1) == key_at(t.sorted, last);
-}
+// The entries that a lane looks at, every 32nd of the tile's; what is not there has the key of dropped ones.
+template <bool NARROW> struct RunEntries {
+  typedef std::conditional_t<NARROW, uint32_t, uint64_t> Key;
+  typedef std::conditional_t<NARROW, uint32_t, int64_t> Payload;
+  Key none, key[RUN_WORDS], before[RUN_WORDS]; // the key of the entry in front of each
+  Payload payload[RUN_WORDS];
+
+  // All are asked for together.
+  __device__ __forceinline__ void load(const Task &t, int64_t base, int64_t all)
+  {
+    int lane = (int)threadIdx.x % WARP, room = t.run_tile + WARP;
+    none = (Key)t.sorted.none;
+    Key first = base > 0 ? (Key)key_at(t.sorted, base - 1) : none;
+#pragma unroll
+    for (int k = 0; k < RUN_WORDS; k++) {
+      int64_t entry = base + k * WARP + lane;
+      bool looks = k * WARP < room && entry < all;
+      key[k] = looks ? (Key)key_at(t.sorted, entry) : none;
+      payload[k] = looks ? (Payload)payload_at(t.sorted, entry) : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < RUN_WORDS; k++) {
+      before[k] = __shfl_up_sync(0xffffffffu, key[k], 1);
+      Key last = k > 0 ? __shfl_sync(0xffffffffu, key[k > 0 ? k - 1 : 0], WARP - 1) : first;
+      if (lane == 0) before[k] = last;
+    }
+  }
+  // Dropped entries come last.
+  __device__ __forceinline__ bool are_dropped() const { return __shfl_sync(0xffffffffu, key[0], 0) >= none; }
+  // Whether all entries of the tile belong to a run that began before it.
+  __device__ __forceinline__ bool are_inside_run(const Task &t) const
+  {
+    Key first = __shfl_sync(0xffffffffu, before[0], 0),
+        last = t.run_tile == RUN_TILE ? key[RUN_TILE / WARP - 1] : key[0];
+    return first < none && first == __shfl_sync(0xffffffffu, last, WARP - 1);
+  }
+};
 
 // Fills in the tile. `coefficients` (NULL: none) gets what each entry is multiplied with.
 template <class E, bool NARROW>
-__device__ __forceinline__ void look_at_tile(const Task &t, int64_t base, RunTile<E, NARROW> *tile,
-                                             typename E::acc *coefficients)
+__device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NARROW> &e, int64_t base, int64_t all,
+                                             RunTile<E, NARROW> *tile, typename E::acc *coefficients)
 {
-  int64_t all = t.entries * t.batch;
-  uint64_t key[RUN_WORDS], none = t.sorted.none;
   int lane = (int)threadIdx.x % WARP, room = t.run_tile + WARP;
   __syncwarp(); // the tile before is done with
   if (lane == 0) tile->found_count = 0;
 #pragma unroll
   for (int k = 0; k < RUN_WORDS; k++) {
-    int64_t entry = base + k * WARP + lane;
-    bool looks = k * WARP < room;
-    key[k] = looks && entry < all ? key_at(t.sorted, entry) : none;
-    uint64_t before = __shfl_up_sync(0xffffffffu, key[k], 1);
-    if (lane == 0) before = looks && entry > 0 && entry <= all ? key_at(t.sorted, entry - 1) : none;
-    unsigned heads = __ballot_sync(0xffffffffu, looks && (key[k] >= none || before != key[k]));
+    bool is_head = k * WARP < room && (e.key[k] >= e.none || e.before[k] != e.key[k]);
+    unsigned heads = __ballot_sync(0xffffffffu, is_head);
     if (lane == 0) tile->heads[k] = heads;
   }
   __syncwarp();
@@ -82,18 +107,18 @@ __device__ __forceinline__ void look_at_tile(const Task &t, int64_t base, RunTil
     int head = head_of(tile->heads, at);
     tile->from[at] = tile->to[at] = no_row<NARROW>();
     if (coefficients) coefficients[at] = 0;
-    if (key[k] >= none || head < 0 || head >= t.run_tile) continue;
+    if (e.key[k] >= e.none || head < 0 || head >= t.run_tile) continue;
     int end = min(next_head(tile->heads, at + 1), room), length = end - head;
-    Span span = run_span(t, key[k], base + head, base + end);
+    Span span = run_span(t, e.key[k], base + head, base + end);
     if (length <= SHF_FAN_IN) {
-      Place<E> p = decode_gradient<E, NARROW>(t, span.problem, base + at);
+      Place<E> p = decode_payload<E, NARROW>(t, span.problem, e.payload[k]);
       tile->from[at] = (typename Ref<NARROW>::type)p.ref;
       if (coefficients) coefficients[at] = t.by_frequency ? p.coefficient * frequency_of<E>(length) : p.coefficient;
       if (at != end - 1) continue;
       char *row = target_row(t, t.target, span.problem, span.group, sizeof(typename E::cell));
       tile->to[at] = (typename Ref<NARROW>::type)(NARROW ? span.group : row - t.target.data);
     } else if (at == head) {
-      if (end == room) span.end = bound_of(t.sorted, base + t.run_tile, all, key[k], true);
+      if (end == room) span.end = bound_of(t.sorted, base + t.run_tile, all, e.key[k], true);
       tile->found[atomicAdd(&tile->found_count, 1)] = span;
     }
   }
@@ -118,51 +143,46 @@ template <class E, bool NARROW> __device__ __forceinline__ void list_runs(const 
   }
 }
 
-// Adds a finished sum to what its row holds (nothing, where it is not added to: 0 + x is x).
-template <class E, int VE>
-__device__ __forceinline__ void add_run(const Sum<E, VE> &total, const Columns<E, VE> &held, char *to)
-{
-  typedef typename E::acc acc;
-  acc x[VE];
-  held.values(x);
-#pragma unroll
-  for (int j = 0; j < VE; j++) x[j] = x[j] + (total.v[j] + acc(0));
-  Out<E, VE>::store(to, 0, VE, x, 0, true);
-}
-
-// Entries of a stream: rows of the gradient, and what runs that end with them are added to, in flight together.
-template <class E, int VE, bool NARROW> struct RunBatch {
-  typename Ref<NARROW>::type to[RUN_STREAM];
-  Columns<E, VE> row[RUN_STREAM], held[RUN_STREAM];
+// Entries of a stream: rows of the gradient, and with ADDS what runs that end with them are added to, in flight together.
+template <class E, int VE, bool NARROW, bool ADDS> struct RunBatch {
+  enum { COUNT = 4 };
+  typename Ref<NARROW>::type to[COUNT];
+  Columns<E, VE> row[COUNT], held[ADDS ? COUNT : 1];
 
   __device__ __forceinline__ void load(const Task &t, const RunTile<E, NARROW> &tile, const char *base,
                                        const char *target, int first, int last, const Spot &at)
   {
 #pragma unroll
-    for (int i = 0; i < RUN_STREAM; i++) {
+    for (int i = 0; i < COUNT; i++) {
       typename Ref<NARROW>::type from = first + i < last ? tile.from[first + i] : no_row<NARROW>();
       to[i] = first + i < last ? tile.to[first + i] : no_row<NARROW>();
       row[i].fetch_by(base + Ref<NARROW>::offset(from, t.source.row_stride), from != no_row<NARROW>() && at.active,
                       policy_again());
-      held[i].fetch_by(target + Ref<NARROW>::offset(to[i], t.target.row_stride),
-                       to[i] != no_row<NARROW>() && t.sink == SINK_ADD && at.active, policy_once());
+      if (ADDS)
+        held[ADDS ? i : 0].fetch_by(target + Ref<NARROW>::offset(to[i], t.target.row_stride),
+                                    to[i] != no_row<NARROW>() && at.active, policy_once());
     }
   }
   __device__ __forceinline__ void take(const Task &t, Sum<E, VE> &sum, const typename E::acc *coefficients,
                                        char *target, int first, const Spot &at) const
   {
+    typedef typename E::acc acc;
 #pragma unroll
-    for (int i = 0; i < RUN_STREAM; i++) {
-      sum.take(t, row[i], true, coefficients ? coefficients[min(first + i, RUN_ROOM - 1)] : typename E::acc(1), 0);
+    for (int i = 0; i < COUNT; i++) {
+      sum.take(t, row[i], true, coefficients ? coefficients[min(first + i, RUN_ROOM - 1)] : acc(1), 0);
       if (to[i] == no_row<NARROW>()) continue;
-      if (at.active) add_run<E, VE>(sum, held[i], target + Ref<NARROW>::offset(to[i], t.target.row_stride));
+      acc x[VE];
+      if (ADDS) held[ADDS ? i : 0].values(x);
+#pragma unroll
+      for (int j = 0; j < VE; j++) x[j] = (ADDS ? x[j] : acc(0)) + (sum.v[j] + acc(0));
+      if (at.active) Out<E, VE>::store(target + Ref<NARROW>::offset(to[i], t.target.row_stride), 0, VE, x, 0, true);
       sum.start();
     }
   }
 };
 
 // The short runs that begin among a rower's share of the tile, in one stream.
-template <class E, int VE, bool NARROW>
+template <class E, int VE, bool NARROW, bool ADDS>
 __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const RunTile<E, NARROW> &tile,
                                             const typename E::acc *coefficients, const Spot &at)
 {
@@ -175,22 +195,34 @@ __device__ __forceinline__ void stream_runs(const Task &t, const Team &m, const 
   sum.start();
   int count = most_of_warp(last - first);
 #pragma unroll 1
-  for (int from = 0; from < count; from += RUN_STREAM, first += RUN_STREAM) {
-    RunBatch<E, VE, NARROW> rows;
+  for (int from = 0; from < count; from += RunBatch<E, VE, NARROW, ADDS>::COUNT) {
+    RunBatch<E, VE, NARROW, ADDS> rows;
     rows.load(t, tile, base, target, first, last, at);
     rows.take(t, sum, coefficients, target, first, at);
+    first += RunBatch<E, VE, NARROW, ADDS>::COUNT;
   }
 }
 
-template <class E, int VE, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 || COEFFICIENTS ? 6 : 7)
+// Blocks of a multiprocessor: the more the better, as far as registers allow.
+template <class E, bool COEFFICIENTS, bool ADDS, int USUAL> struct RunBlocks {
+  enum {
+    LIGHT = USUAL >= 0 && !ADDS,
+    EACH = sizeof(typename E::acc) == 8 || COEFFICIENTS ? 6
+           : !LIGHT                                     ? 7
+           : E::BITS == 16                              ? 8
+                                                        : 10
+  };
+};
+
+template <class E, int VE, bool COEFFICIENTS, bool ADDS, int USUAL>
+__global__ void __launch_bounds__(RUN_WARPS *WARP, RunBlocks<E, COEFFICIENTS, ADDS, USUAL>::EACH)
     walk_runs(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
   __shared__ typename E::acc shared_coefficients[COEFFICIENTS ? RUN_WARPS : 1][COEFFICIENTS ? RUN_ROOM : 1];
   __shared__ RunTile<E, NARROW> tiles[RUN_WARPS];
-  let_next_begin();
+  begin_kernel();
   int warp = (int)threadIdx.x / WARP;
   RunTile<E, NARROW> &tile = tiles[warp];
   typename E::acc *coefficients = COEFFICIENTS ? shared_coefficients[warp % (COEFFICIENTS ? RUN_WARPS : 1)] : nullptr;
@@ -198,14 +230,15 @@ __global__ void __launch_bounds__(RUN_WARPS *WARP, sizeof(typename E::acc) == 8 
   int64_t all = is_for(t.sorted) ? t.entries * t.batch : 0;
   int64_t first = (int64_t)blockIdx.x * RUN_WARPS + warp, step = (int64_t)gridDim.x * RUN_WARPS;
   for (int64_t base = first * t.run_tile; base < all; base += step * t.run_tile) {
-    if (key_at(t.sorted, base) >= t.sorted.none) break; // dropped entries come last
-    if (is_inside_run(t, base, all)) continue;
-    look_at_tile<E, NARROW>(t, base, &tile, coefficients);
+    RunEntries<NARROW> entries;
+    entries.load(t, base, all);
+    if (entries.are_dropped()) break;
+    if (entries.are_inside_run(t)) continue;
+    look_at_tile<E, NARROW>(t, entries, base, all, &tile, coefficients);
     if (blockIdx.y == 0) list_runs(t, &tile);
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y)
-      stream_runs<E, VE, NARROW>(t, m, tile, coefficients, spot_of(t, m, columns, VE));
+      stream_runs<E, VE, NARROW, ADDS>(t, m, tile, coefficients, spot_of(t, m, columns, VE));
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf

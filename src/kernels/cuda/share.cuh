@@ -147,7 +147,6 @@ __device__ __forceinline__ Chunk<E> chunk_of(const Task &t, const LongGroup &g, 
 // claim more.)
 __device__ __forceinline__ bool enter_list(const Task &t, int groups, int64_t items, uint32_t *group, int64_t *item)
 {
-  wait_for_launch_before(); // the list has been emptied
   unsigned long long before =
       atomicAdd(t.list.count, (unsigned long long)groups << ITEM_BITS | (unsigned long long)items);
   *group = (uint32_t)(before >> ITEM_BITS);
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
   enum { NARROW = USUAL >= 0, RING = NARROW && (E::BITS >= 32 || (E::BITS != 16 && Op::TAKES_COEFFICIENTS)) };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
-  wait_for_launch_before();
+  begin_kernel();
   int64_t items = min((int64_t)(*t.list.count & ((1ull << ITEM_BITS) - 1)), t.list.most), all = items * t.tiles;
   if (items == 0) return;
   Team m = team_of(t.lane_bits, 0);
@@ -290,7 +289,7 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   __shared__ Found found;
-  if (t.awaits) wait_for_launch_before();
+  let_next_begin();
   Team m = team_of(t.lane_bits, t.chunk_bits);
   int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
@@ -308,6 +307,7 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
       }
     }
   }
+  wait_for_launch_before();
 }
 
 // For few groups: a team takes one. EACH: blocks of a multiprocessor, so that none waits for others to end.
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(BLOCK, EACH) share_groups(const __grid_constan
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
-  begin_after(t);
+  begin_kernel();
   Team m = team_of(t.lane_bits, t.split_bits);
   int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.split_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);

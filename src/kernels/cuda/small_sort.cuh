@@ -11,7 +11,7 @@
 namespace shf {
 
 enum {
-  SMALL_SORT = 1 << 17, // entries; for more, CUB's passes are no slower than reading everyone's counts
+  SMALL_SORT = 1 << 17, // entries; for more, passes that look back are no slower than reading everyone's counts
   DIGIT_BITS = 8,
   DIGITS = 1 << DIGIT_BITS,
   SORT_WARPS = BLOCK / WARP,
@@ -110,6 +110,7 @@ __device__ __forceinline__ void place_digits(SmallSort *s, const uint32_t *count
 template <bool USUAL>
 __global__ void __launch_bounds__(BLOCK, 2) small_sort(const __grid_constant__ SmallSortTask given)
 {
+  let_next_begin();
   KeyTask t = known<USUAL>(given.keys);
   __shared__ BlockBags block_bags;
   __shared__ SmallSort s;

@@ -116,25 +116,15 @@ template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, 
   t.stage_places = SHF_CHUNK;
   while (t.stage_places > SHF_FAN_IN && walk_bytes<E>(t, USUAL >= 0) > CHUNK_ROOM) t.stage_places /= 2;
   int64_t blocks = (t.list.most + rowers - 1) / rowers < most ? (t.list.most + rowers - 1) / rowers : most;
-  launch_next(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, 1), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
-}
-
-// A kernel that begins a task, and may overlap with one of the run before it (`overlaps`), for which it waits itself.
-inline void start(Launcher &l, const Task &t, bool overlaps, void (*kernel)(Task), dim3 grid, int threads,
-                  size_t shared)
-{
-  if (overlaps)
-    launch_next(l, kernel, grid, threads, shared, t);
-  else
-    launch(l, kernel, grid, threads, shared, t);
+  launch(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, 1), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
 }
 
 // The chunks that are looked for, where there are not many.
 template <class E, int VE, class Op, int USUAL> void launch_sought(Launcher &l, const Task &t)
 {
   int64_t pairs = t.slot_count / 2, most = (int64_t)l.device.processors * 2;
-  launch_next(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
-              team_bytes<E, Op>(t, USUAL >= 0), t);
+  launch(l, share_chunks<E, VE, Op, USUAL>, grid_of(pairs < most ? pairs : most, t.tiles), BLOCK,
+         team_bytes<E, Op>(t, USUAL >= 0), t);
 }
 
 template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, Task t)
@@ -143,12 +133,11 @@ template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, Ta
   bool sums_short = Op::TAKES_COEFFICIENTS && USUAL >= 0 && t.sink == SINK_SUM && t.entries <= groups * 3;
   bool streams = (USUAL == IN_ORDER || USUAL == BY_PAYLOAD) && !sums_short && groups > 0;
   bool leaves = t.slot_count > 0 && groups > 0, seeks = leaves && !t.awaits && t.chunk_bits > 0;
-  bool lists = streams || (leaves && !seeks), overlaps = t.awaits || lists;
+  bool lists = streams || (leaves && !seeks);
   if (seeks) t.list = LongList();
-  if (l.loading || (lists && !t.awaits)) empty_list(l, t.list);
+  if (lists && !t.awaits) empty_list(l, t.list);
   auto send = [&](bool wanted, void (*kernel)(Task), int64_t each, int threads, size_t shared) {
-    if (l.loading || wanted)
-      start(l, t, overlaps, kernel, grid_of((groups + each - 1) / each, t.tiles), threads, shared);
+    if (l.loading || wanted) launch(l, kernel, grid_of((groups + each - 1) / each, t.tiles), threads, shared, t);
   };
   if constexpr (Op::TAKES_COEFFICIENTS && USUAL >= 0) {
     int64_t teams = SHORT_WALKERS >> t.lane_bits;
@@ -169,7 +158,7 @@ template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &
     int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;
     dim3 grid = grid_of((groups + teams - 1) / teams, t.tiles);
     auto share = [&](bool wanted, void (*kernel)(Task)) {
-      if (l.loading || wanted) start(l, t, t.awaits, kernel, grid, BLOCK, team_bytes<E, Op>(t, USUAL >= 0));
+      if (l.loading || wanted) launch(l, kernel, grid, BLOCK, team_bytes<E, Op>(t, USUAL >= 0), t);
     };
     if constexpr (USUAL >= 0 && Op::TAKES_COEFFICIENTS) { // fewer registers only where blocks would wait otherwise
       bool crowded = (int64_t)grid.x * grid.y > (int64_t)l.device.processors * 3;
@@ -211,17 +200,22 @@ template <class E, int VE> void launch_runs(Launcher &l, Task t)
   if (VE == E::WIDE) keep_in_cache(l, t, VE, sizeof(typename E::cell));
   bool plain = !has_coefficients(t) && !t.by_frequency, as_usual = is_usual_here<E, VE>(t);
   int64_t entries = t.entries * t.batch;
-  t.run_tile = entries / RUN_TILE < (int64_t)l.device.processors * 2048 / WARP ? RUN_TILE / 2 : (int)RUN_TILE;
+  t.run_tile = entries / RUN_TILE < (int64_t)l.device.processors * 2048 / WARP ? (int)SMALL_RUN_TILE : (int)RUN_TILE;
   int64_t each = t.run_tile * RUN_WARPS;
   dim3 grid = grid_of((entries + each - 1) / each, t.tiles);
-  if (l.loading || !t.awaits) empty_list(l, t.list);
-  auto send = [&](bool usual, bool with_coefficients, void (*kernel)(Task)) {
-    if (l.loading || (usual == as_usual && with_coefficients == !plain))
-      start(l, t, !t.awaits, kernel, grid, RUN_WARPS * WARP, 0);
+  if (!t.awaits) empty_list(l, t.list);
+  auto send = [&](bool usual, bool with_coefficients, bool adds, void (*kernel)(Task)) {
+    if (l.loading || (usual == as_usual && with_coefficients == !plain && adds == (t.sink == SINK_ADD)))
+      launch(l, kernel, grid, RUN_WARPS * WARP, 0, t);
   };
-  if constexpr (VE == E::WIDE) send(true, false, walk_runs<E, VE, false, BY_GRADIENT>);
-  send(false, false, walk_runs<E, VE, false, NOT_USUAL>);
-  send(false, true, walk_runs<E, VE, true, NOT_USUAL>);
+  if constexpr (VE == E::WIDE) {
+    send(true, false, false, walk_runs<E, VE, false, false, BY_GRADIENT>);
+    send(true, false, true, walk_runs<E, VE, false, true, BY_GRADIENT>);
+  }
+  send(false, false, false, walk_runs<E, VE, false, false, NOT_USUAL>);
+  send(false, false, true, walk_runs<E, VE, false, true, NOT_USUAL>);
+  send(false, true, false, walk_runs<E, VE, true, false, NOT_USUAL>);
+  send(false, true, true, walk_runs<E, VE, true, true, NOT_USUAL>);
   if constexpr (VE == E::WIDE)
     if (l.loading || as_usual) launch_listed<E, VE, Op, BY_GRADIENT>(l, t);
   if (l.loading || !as_usual) launch_listed<E, VE, Op, NOT_USUAL>(l, t);

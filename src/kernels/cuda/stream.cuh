@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(WALKERS,
 {
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
-  begin_after(t);
+  begin_kernel();
   Team m = team_of(t.lane_bits, 0);
   int rowers = WALKERS >> t.lane_bits;
   Stream *own = (Stream *)memory + m.number;
@@ -167,7 +167,6 @@ __global__ void __launch_bounds__(WALKERS,
       s.close(k);
     }
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf

@@ -348,14 +348,13 @@ __device__ __forceinline__ Place<E> decode_index(const Task &t, int64_t problem,
 }
 
 template <class E, bool NARROW = false>
-__device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t problem, int64_t entry)
+__device__ __forceinline__ Place<E> decode_payload(const Task &t, int64_t problem, int64_t payload)
 {
   typedef typename E::acc acc;
   Place<E> p;
   p.counted = 1;
   p.counted_weight = 0;
   p.coefficient = 1;
-  int64_t payload = payload_at(t.sorted, entry);
   if (t.columns) {
     int64_t cell = payload - problem * t.entries;
     p.ref = problem * t.source.batch_stride + cell_offset(t, t.source, cell, sizeof(typename E::cell));
@@ -377,7 +376,7 @@ __device__ __forceinline__ Place<E> decode_gradient(const Task &t, int64_t probl
 template <class E, bool NARROW>
 __device__ __forceinline__ Place<E> decode_place(const Task &t, int64_t problem, int64_t entry)
 {
-  if (t.decode == BY_GRADIENT) return decode_gradient<E, NARROW>(t, problem, entry);
+  if (t.decode == BY_GRADIENT) return decode_payload<E, NARROW>(t, problem, payload_at(t.sorted, entry));
   if (t.decode == BY_INDEX) return decode_index<E, NARROW>(t, problem, entry);
   Place<E> p;
   int64_t row = (t.decode == IN_ORDER ? entry : payload_at(t.sorted, entry)) - problem * t.entries;

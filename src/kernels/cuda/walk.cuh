@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(WALKERS, Blocks<E, Op, USUAL>::EACH) walk_grou
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
-  begin_after(t);
+  begin_kernel();
   Team m = team_of(t.lane_bits, 0);
   int rowers = WALKERS >> t.lane_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * t.stage_places, m.number * t.stage_places);
@@ -74,7 +74,6 @@ __global__ void __launch_bounds__(WALKERS, Blocks<E, Op, USUAL>::EACH) walk_grou
     }
     if (NARROW) break; // there is a rower for each
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 // ---- Short groups: plain sums of a few rows ----
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(SHORT_WALKERS, sizeof(typename E::acc) == 8 ? 
   typedef Sum<E, VE> Op;
   typedef typename E::acc acc;
   extern __shared__ __align__(16) char memory[];
-  begin_after(t);
+  begin_kernel();
   Team m = team_of(t.lane_bits, 0);
   int rowers = SHORT_WALKERS >> t.lane_bits;
   ShortGroups *own = (ShortGroups *)memory + m.number;
@@ -198,7 +197,6 @@ __global__ void __launch_bounds__(SHORT_WALKERS, sizeof(typename E::acc) == 8 ? 
       if (takes) whole.finish(t, 0, span.group, places, at, nullptr);
     }
   }
-  wait_for_launch_before(); // whoever waits for this kernel waits for the one before it, too
 }
 
 } // namespace shf
