@@ -243,7 +243,7 @@ def parse_options():
   parser.add_argument("--threads", type=int, default=0, help="default: one, then as many as there are cores")
   parser.add_argument("--quick", action="store_true", help="the cases with targets, small tables, few runs")
   parser.add_argument("--grid", action="store_true", help="the whole grid, cold and warm (4200 cases)")
-  parser.add_argument("--filter", action="append", default=[], 
+  parser.add_argument("--filter", action="append", default=[],
                       help="only cases that hold this (several: all of them); cold: those that are not warm")
   parser.add_argument("--runs", type=int, default=0, help="runs of each, at least; default 15, with --quick 5")
   parser.add_argument("--seconds", type=float, default=0.3, help="how long to measure a case, at least")
