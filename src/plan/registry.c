@@ -82,7 +82,7 @@ static void describe_math(const shf_kernel_row *row, int *math, int *sums)
   }
 }
 
-/* On CUDA devices, what groups entries sorts them with CUB. */
+/* On CUDA devices, what groups entries may have to sort them with CUB. */
 static int sorts_by_cub(const shf_kernel_row *row)
 {
   if (row->arch < SHEAF_ARCH_SM80) return 0;
