@@ -146,22 +146,30 @@ FORCE_INLINE vmask vec_equal(vec a, vec b) { return VEC_COMPARE(a, b, _CMP_EQ_OQ
 FORCE_INLINE unsigned vmask_bits(vmask m) { return m; }
 
 #if !ELEMENT_WIDE
-FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
-FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes)
+/* 16 bits each; no wider than need be (sums of rows of 100 columns of f16 from memory: 18.7 to 12.6 ns). */
+FORCE_INLINE __m256i part_load(const uint16_t *p, int lanes)
 {
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(lanes), p));
+  if (lanes <= 8) return _mm256_zextsi128_si256(_mm_maskz_loadu_epi16((__mmask8)first_lanes(lanes), p));
+  return _mm256_maskz_loadu_epi16(first_lanes(lanes), p);
 }
+FORCE_INLINE void part_store(uint16_t *p, __m256i x, int lanes)
+{
+  if (lanes <= 8)
+    _mm_mask_storeu_epi16(p, (__mmask8)first_lanes(lanes), _mm256_castsi256_si128(x));
+  else
+    _mm256_mask_storeu_epi16(p, first_lanes(lanes), x);
+}
+
+FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+FORCE_INLINE vec f16_load_part(const uint16_t *p, int lanes) { return _mm512_cvtph_ps(part_load(p, lanes)); }
 FORCE_INLINE __m256i f16_round(vec x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FORCE_INLINE void f16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, f16_round(x)); }
 FORCE_INLINE void f16_stream(uint16_t *p, vec x) { _mm256_stream_si256((void *)p, f16_round(x)); }
-FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes)
-{
-  _mm256_mask_storeu_epi16(p, first_lanes(lanes), f16_round(x));
-}
+FORCE_INLINE void f16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, f16_round(x), lanes); }
 
 FORCE_INLINE vec f16_load_exact(const uint16_t *p, int lanes)
 {
-  __m256i half = lanes ? _mm256_maskz_loadu_epi16(first_lanes(lanes), p) : _mm256_loadu_si256((const void *)p);
+  __m256i half = lanes ? part_load(p, lanes) : _mm256_loadu_si256((const void *)p);
   vec x = _mm512_cvtph_ps(half);
   vmask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   if (__builtin_expect(nan == 0, 1)) return x;
@@ -183,7 +191,7 @@ FORCE_INLINE void f16_store_exact(uint16_t *p, vec x, int lanes)
     half = _mm256_mask_mov_epi16(half, nan, _mm512_cvtepi32_epi16(kept));
   }
   if (lanes)
-    _mm256_mask_storeu_epi16(p, first_lanes(lanes), half);
+    part_store(p, half, lanes);
   else
     _mm256_storeu_si256((void *)p, half);
 }
@@ -193,10 +201,7 @@ FORCE_INLINE vec bf16_widen(__m256i bits)
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 FORCE_INLINE vec bf16_load(const uint16_t *p) { return bf16_widen(_mm256_loadu_si256((const void *)p)); }
-FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes)
-{
-  return bf16_widen(_mm256_maskz_loadu_epi16(first_lanes(lanes), p));
-}
+FORCE_INLINE vec bf16_load_part(const uint16_t *p, int lanes) { return bf16_widen(part_load(p, lanes)); }
 #define BF16_PAIRS 1
 FORCE_INLINE __mmask32 first_halves(int count) { return (__mmask32)((1ull << count) - 1); }
 FORCE_INLINE __m512i halves_load(const uint16_t *p, int count)
@@ -271,10 +276,7 @@ FORCE_INLINE void bf16_stream_pair(uint16_t *p, vec even, vec odd)
 }
 FORCE_INLINE void bf16_store(uint16_t *p, vec x) { _mm256_storeu_si256((void *)p, bf16_round(x)); }
 FORCE_INLINE void bf16_stream(uint16_t *p, vec x) { _mm256_stream_si256((void *)p, bf16_round(x)); }
-FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes)
-{
-  _mm256_mask_storeu_epi16(p, first_lanes(lanes), bf16_round(x));
-}
+FORCE_INLINE void bf16_store_part(uint16_t *p, vec x, int lanes) { part_store(p, bf16_round(x), lanes); }
 
 /* 16-bit values + 0: no negative zero, no signalling NaN. */
 enum { PLUS_ZERO_LANES = 32 };
