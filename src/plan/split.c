@@ -26,14 +26,15 @@ void shf_plan_parallel(int threads, shf_task *task, void *context)
 }
 
 /* SHEAF_TEST_SPLIT=1 makes every run use all the threads it may, fetch rows early and store past the cache, so that small
- * problems of tests take the ways of large ones. */
-static int always_split(void)
+ * problems of tests take the ways of large ones; 2 only the first of these. */
+enum { SPLIT_AS_LARGE = 1, SPLIT_THREADS = 2 };
+static int test_split(void)
 {
   static atomic_int decided = -1;
   int value = atomic_load_explicit(&decided, memory_order_relaxed);
   if (value >= 0) return value;
   const char *wish = secure_getenv("SHEAF_TEST_SPLIT");
-  value = wish && *wish == '1';
+  value = !wish ? 0 : *wish == '1' ? SPLIT_AS_LARGE : *wish == '2' ? SPLIT_THREADS : 0;
   atomic_store(&decided, value);
   return value;
 }
@@ -46,7 +47,7 @@ enum { SHARE_BYTES = 100 << 10, THREADS_A_SHARE = 4 };
 int shf_plan_worth(int64_t bytes, int limit)
 {
   if (limit <= 1) return 1;
-  if (always_split()) return limit;
+  if (test_split()) return limit;
   int64_t shares = bytes / SHARE_BYTES;
   return shares >= 2 && shares >= limit / THREADS_A_SHARE ? limit : 1;
 }
@@ -55,7 +56,7 @@ enum { CACHED_BYTES = 1 << 20, AHEAD_LEAST = 8, STREAM_BYTES = 8 << 20 };
 
 int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes, int64_t most)
 {
-  if (row_bytes == 0 || (rows <= CACHED_BYTES / row_bytes && !always_split())) return 0;
+  if (row_bytes == 0 || (rows <= CACHED_BYTES / row_bytes && test_split() != SPLIT_AS_LARGE)) return 0;
   int64_t ahead = bytes / row_bytes;
   return ahead < AHEAD_LEAST ? AHEAD_LEAST : ahead > most ? most : ahead;
 }
@@ -64,7 +65,7 @@ int shf_plan_streams(const shf_matrix *target, int64_t rows, int64_t row_bytes)
 {
   uintptr_t places = (uintptr_t)target->data | (uintptr_t)target->row_stride | (uintptr_t)target->batch_stride;
   if ((places | (uintptr_t)row_bytes) % 64 != 0) return 0;
-  return (double)rows * (double)row_bytes >= STREAM_BYTES || always_split();
+  return (double)rows * (double)row_bytes >= STREAM_BYTES || test_split() == SPLIT_AS_LARGE;
 }
 
 int64_t shf_plan_slots(int64_t entries_of_batch, int64_t entries, int threads)

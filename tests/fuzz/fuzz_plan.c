@@ -497,7 +497,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
   (void)argc;
   (void)argv;
-  setenv("SHEAF_TEST_SPLIT", "1", 1); /* small problems are divided among threads, too */
+  setenv("SHEAF_TEST_SPLIT", "1", 0); /* small problems are divided among threads, too */
   setenv("OMP_WAIT_POLICY", "passive", 1);
   return 0;
 }

@@ -67,21 +67,35 @@ FORCE_INLINE vec vec_load_part(const acc *p, int lanes)
 }
 FORCE_INLINE void vec_store(acc *p, vec x) { FLOAT_WORD(storeu)(p, x); }
 FORCE_INLINE void vec_stream(acc *p, vec x) { FLOAT_WORD(stream)(p, x); }
+/* Not to be made one instruction with what takes the lower half: that one touches masked lanes' memory, too, and faults. */
+#define APART(x) __asm__("" : "+v"(x))
 FORCE_INLINE void vec_store_part(acc *p, vec x, int lanes)
 {
 #if ELEMENT_WIDE
-  if (lanes <= 2)
-    _mm_mask_storeu_pd(p, first_lanes(lanes), _mm512_castpd512_pd128(x));
-  else if (lanes <= 4)
-    _mm256_mask_storeu_pd(p, first_lanes(lanes), _mm512_castpd512_pd256(x));
+  __m128d two = _mm512_castpd512_pd128(x);
+  __m256d four = _mm512_castpd512_pd256(x);
+  if (lanes <= 2) {
+    APART(two);
+    _mm_mask_storeu_pd(p, first_lanes(lanes), two);
+  } else if (lanes <= 4) {
+    APART(four);
+    _mm256_mask_storeu_pd(p, first_lanes(lanes), four);
+  } else {
+    _mm512_mask_storeu_pd(p, first_lanes(lanes), x);
+  }
 #else
-  if (lanes <= 4)
-    _mm_mask_storeu_ps(p, (__mmask8)first_lanes(lanes), _mm512_castps512_ps128(x));
-  else if (lanes <= 8)
-    _mm256_mask_storeu_ps(p, (__mmask8)first_lanes(lanes), _mm512_castps512_ps256(x));
+  __m128 four = _mm512_castps512_ps128(x);
+  __m256 eight = _mm512_castps512_ps256(x);
+  if (lanes <= 4) {
+    APART(four);
+    _mm_mask_storeu_ps(p, (__mmask8)first_lanes(lanes), four);
+  } else if (lanes <= 8) {
+    APART(eight);
+    _mm256_mask_storeu_ps(p, (__mmask8)first_lanes(lanes), eight);
+  } else {
+    _mm512_mask_storeu_ps(p, first_lanes(lanes), x);
+  }
 #endif
-  else
-    FLOAT_WORD(mask_storeu)(p, first_lanes(lanes), x);
 }
 FORCE_INLINE vec vec_add(vec a, vec b) { return FLOAT_WORD(add)(a, b); }
 FORCE_INLINE vec vec_sub(vec a, vec b) { return FLOAT_WORD(sub)(a, b); }
@@ -154,10 +168,13 @@ FORCE_INLINE __m256i part_load(const uint16_t *p, int lanes)
 }
 FORCE_INLINE void part_store(uint16_t *p, __m256i x, int lanes)
 {
-  if (lanes <= 8)
-    _mm_mask_storeu_epi16(p, (__mmask8)first_lanes(lanes), _mm256_castsi256_si128(x));
-  else
+  __m128i eight = _mm256_castsi256_si128(x);
+  if (lanes <= 8) {
+    APART(eight);
+    _mm_mask_storeu_epi16(p, (__mmask8)first_lanes(lanes), eight);
+  } else {
     _mm256_mask_storeu_epi16(p, first_lanes(lanes), x);
+  }
 }
 
 FORCE_INLINE vec f16_load(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }

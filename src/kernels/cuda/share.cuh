@@ -289,13 +289,12 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   __shared__ Found found;
-  let_next_begin();
+  begin_kernel();
   Team m = team_of(t.lane_bits, t.chunk_bits);
   int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
   Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
   for (int64_t first = 0; find_chunks(t, &found, first); first += Found::LOOKED_AT) {
-    wait_for_launch_before(); // slots are claimed
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
       for (int base = 0; base < found.count; base += teams) {
@@ -307,7 +306,6 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
       }
     }
   }
-  wait_for_launch_before();
 }
 
 // For few groups: a team takes one. EACH: blocks of a multiprocessor, so that none waits for others to end.
