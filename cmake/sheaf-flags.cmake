@@ -50,6 +50,7 @@ endif()
 target_compile_definitions(sheaf_internal INTERFACE SHF_FEW_TILES=${few_tiles})
 
 # Which instruction sets there are kernels for, beside plain C.
+set(SHEAF_KERNELS all CACHE STRING "CPU kernels for all instruction sets, or native: for this machine's only")
 set(isas scalar)
 if(SHEAF_X86)
   list(APPEND isas avx2 avx512)
