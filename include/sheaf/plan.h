@@ -107,7 +107,7 @@ typedef enum sheaf_grad_write {
   SHEAF_GRAD_ACCUMULATE = 0, /* added to what table_grad holds, once per touched cell; others are not read */
   SHEAF_GRAD_OVERWRITE = 1,  /* every cell is written, untouched ones as zero */
   SHEAF_GRAD_TOUCHED = 2     /* touched cells are written, nothing is read: for a table_grad that holds zeros, or of
-                                which only touched rows are looked at. Half the traffic of adding */
+                                which only touched rows are looked at. Spares reading every touched row */
 } sheaf_grad_write;
 
 typedef struct sheaf_embedding_desc {

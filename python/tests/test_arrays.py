@@ -294,6 +294,16 @@ def test_the_lock_is_released_around_work():
     sheaf.set_threads(0)
 
 
+def test_touched_gradient_stores_rows_and_leaves_the_others():
+  indices = np.array([[1, 4], [4, 2]])
+  grad_out = np.array([[1, 2], [10, 20]], np.float32)
+  out = np.full((6, 2), 7, np.float32)
+  plan = sheaf.Plan("bag_sum_backward", dtype="f32", index_dtype="i64", rows=6, dim=2, indices=4, bags=2,
+                    bag_form="matrix", grad_write="touched")
+  plan.run(grad_out=grad_out, indices=indices, table_grad=out)
+  assert out.tolist() == [[7, 7], [1, 2], [10, 20], [7, 7], [11, 22], [7, 7]]
+
+
 def test_threads_share_tables_and_plans():
   random = np.random.default_rng(1)
   table = random.standard_normal((500, 16)).astype(np.float32)

@@ -257,7 +257,7 @@ FORCE_INLINE __m512i bf16_nearest(vec x)
   }
   return near;
 }
-/* Where the CPU has that instruction, it does for all other values (bags of five rows in the cache: a fifth faster). */
+/* Where the CPU has that instruction, it does for all other values. */
 enum { DENORMAL_OR_NAN = 0x20 | 0x80 | 0x01 };
 FORCE_INLINE __m256i bf16_round(vec x)
 {
