@@ -353,22 +353,74 @@ void find_starts(Launcher &l, const StartsTask &t)
 
 // ---- The list of what is left to walk_chunks ----
 
-int64_t list_bytes(int64_t most)
+// Groups of at least `least` places, and of their chunks, which do not meet, those of each class.
+static LongList list_rooms(int64_t entries, int64_t least)
 {
-  return 64 + shf_align64(most * (int64_t)sizeof(LongGroup)) + shf_align64(most * (int64_t)sizeof(LongItem));
-}
-
-LongList list_in(char *memory, int64_t most)
-{
-  LongList list;
-  list.count = (unsigned long long *)memory;
-  list.groups = (LongGroup *)(memory + 64);
-  list.items = (LongItem *)(memory + 64 + shf_align64(most * (int64_t)sizeof(LongGroup)));
-  list.most = most;
+  const int64_t places[ITEM_CLASSES] = {8 * SHF_FAN_IN + 1, 4 * SHF_FAN_IN + 1, 2 * SHF_FAN_IN + 1, 1};
+  LongList list = {};
+  list.most = entries / least + 1;
+  for (int k = 0; k < ITEM_CLASSES; k++) {
+    list.room[k] = entries / places[k] + 1;
+    if (k > 0 && list.room[k] > list.most) list.room[k] = list.most; // one of each group, the last
+  }
   return list;
 }
 
-void empty_list(Launcher &l, const LongList &list) { clear_memory(l, list.count, 2 * sizeof *list.count); }
+// Lays out the list, from `memory` on if there is some; returns how many bytes that takes.
+static int64_t lay_out_list(LongList &list, char *memory)
+{
+  int64_t at = shf_align64(LIST_COUNTS * (int64_t)sizeof *list.count);
+  if (memory) list.count = (unsigned long long *)memory, list.groups = (LongGroup *)(memory + at);
+  at += shf_align64(list.most * (int64_t)sizeof(LongGroup));
+  for (int k = 0; k < ITEM_CLASSES; k++) {
+    if (memory) list.items[k] = (LongItem *)(memory + at);
+    at += shf_align64(list.room[k] * (int64_t)sizeof(LongItem));
+  }
+  return at;
+}
+
+int64_t list_bytes(int64_t entries, int64_t least)
+{
+  LongList list = list_rooms(entries, least);
+  return lay_out_list(list, nullptr);
+}
+
+LongList list_in(char *memory, int64_t entries, int64_t least)
+{
+  LongList list = list_rooms(entries, least);
+  lay_out_list(list, memory);
+  return list;
+}
+
+void empty_list(Launcher &l, const LongList &list) { clear_memory(l, list.count, LIST_COUNTS * sizeof *list.count); }
+
+struct ListTask {
+  Task task;
+  int64_t longest;
+};
+
+__global__ void __launch_bounds__(BLOCK) list_long_kernel(const __grid_constant__ ListTask t)
+{
+  begin_kernel();
+  int64_t all = t.task.groups * t.task.batch, step = (int64_t)gridDim.x * BLOCK;
+  for (int64_t base = (int64_t)blockIdx.x * BLOCK; base < all; base += step) {
+    int64_t g = base + threadIdx.x;
+    Span span = span_of(t.task, min(g, all - 1));
+    unsigned found = __ballot_sync(0xffffffffu, g < all && span.end - span.start > t.longest);
+    for (; found; found &= found - 1) {
+      int whose = __ffs((int)found) - 1;
+      Span its = {__shfl_sync(0xffffffffu, span.problem, whose), __shfl_sync(0xffffffffu, span.group, whose),
+                  __shfl_sync(0xffffffffu, span.start, whose), __shfl_sync(0xffffffffu, span.end, whose)};
+      leave_group(t.task, its, (int)threadIdx.x % WARP, WARP, 0xffffffffu);
+    }
+  }
+}
+
+void list_long(Launcher &l, const Task &t, int64_t longest)
+{
+  int64_t blocks = (t.groups * t.batch + BLOCK - 1) / BLOCK, most = (int64_t)l.device.processors * 8;
+  launch(l, list_long_kernel, grid_of(blocks < most ? blocks : most, 1), BLOCK, 0, ListTask{t, longest});
+}
 
 // ---- Rows per segment ----
 

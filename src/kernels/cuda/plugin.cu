@@ -74,6 +74,7 @@ sheaf_status device_of(int device, Device *found)
     TRY_CUDA(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.minor, cudaDevAttrComputeCapabilityMinor, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.cache, cudaDevAttrL2CacheSize, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.together, cudaDevAttrCooperativeLaunch, device), "asking a device");
     d.together *= 2 * d.processors;
     known[device] = d;

@@ -244,6 +244,7 @@ struct MarkedTile : RadixTile {
   uint32_t last_mark[RADIX_WARPS];
   uint32_t marks[RADIX_TILE]; // where a bag begins: its number, 1 being the bag of the tile's first entry
 };
+static_assert(sizeof(MarkedTile) <= LEAST_SHARED, "a tile fits a block of every device");
 
 // The bags of a tile: marks where they begin are spread to the entries behind them.
 struct TileBags {
