@@ -217,6 +217,14 @@ cudaError_t grouping_layout(const GroupingSpec &spec, GroupingLayout *at);
 void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory);
 Sorted grouping_in(const GroupingSpec &spec, const GroupingLayout &at, const void *memory);
 
+// What a backward problem's entries are grouped by (run_embedding.cu).
+GroupingSpec embedding_grouping(const sheaf_embedding_desc &d, int64_t batch);
+
+// ---- The rows that a grouping names (grouped_rows.cu) ----
+
+void count_grouped_rows(Launcher &l, const shf_device_rows &rows);
+void number_grouped_rows(Launcher &l, const shf_device_rows &rows);
+
 // ---- Element by element (elementwise.cu) ----
 
 sheaf_status map_elements(Launcher &l, const shf_device_map &m);

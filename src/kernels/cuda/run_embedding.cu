@@ -21,12 +21,11 @@ static int64_t bag_length(const sheaf_embedding_desc &d)
   return d.bags ? d.indices / d.bags : 0;
 }
 
-static GroupingSpec grouping_spec(const shf_device_problem &p)
+GroupingSpec embedding_grouping(const sheaf_embedding_desc &d, int64_t batch)
 {
-  const sheaf_embedding_desc &d = *p.embedding;
   bool bag = d.kind != SHEAF_LOOKUP_BACKWARD;
   GroupingSpec s = {};
-  s.batch = p.batch;
+  s.batch = batch;
   s.entries = d.indices;
   s.groups = s.rows = d.rows;
   s.row_begin = d.row_begin;
@@ -47,6 +46,8 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
   }
   return s;
 }
+
+static GroupingSpec grouping_spec(const shf_device_problem &p) { return embedding_grouping(*p.embedding, p.batch); }
 
 // ---- Workspace ----
 
