@@ -158,12 +158,16 @@ template <class E, int VE> __device__ __forceinline__ bool put_single_rows(const
   return true;
 }
 
+// Blocks of a multiprocessor: as many as need not spill registers.
+template <class E, int USUAL> struct ShortBlocks {
+  enum { EACH = sizeof(typename E::acc) == 8 ? 8 : USUAL == BY_INDEX ? 12 : 16 };
+};
+
 // Each rower takes eight groups and goes through all their rows in one stream, so that loads are in flight across
 // groups; a result is stored wherever a group ends. (Sixteen rows or fewer are added from left to right.)
 template <class E, int VE, int USUAL>
-__global__ void __launch_bounds__(SHORT_WALKERS, sizeof(typename E::acc) == 8 ? 8
-                                                 : USUAL == BY_INDEX          ? 12
-                                                                     : 16) sum_short(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(SHORT_WALKERS, ShortBlocks<E, USUAL>::EACH)
+    sum_short(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
   typedef Sum<E, VE> Op;
