@@ -399,20 +399,27 @@ struct ListTask {
   int64_t longest;
 };
 
+// A thread looks at a group and enters it; all of the block write its chunks, of which one group can have very many.
 __global__ void __launch_bounds__(BLOCK) list_long_kernel(const __grid_constant__ ListTask t)
 {
+  __shared__ Span found[BLOCK];
+  __shared__ Listed listed[BLOCK];
+  __shared__ int count;
   begin_kernel();
   int64_t all = t.task.groups * t.task.batch, step = (int64_t)gridDim.x * BLOCK;
   for (int64_t base = (int64_t)blockIdx.x * BLOCK; base < all; base += step) {
     int64_t g = base + threadIdx.x;
     Span span = span_of(t.task, min(g, all - 1));
-    unsigned found = __ballot_sync(0xffffffffu, g < all && span.end - span.start > t.longest);
-    for (; found; found &= found - 1) {
-      int whose = __ffs((int)found) - 1;
-      Span its = {__shfl_sync(0xffffffffu, span.problem, whose), __shfl_sync(0xffffffffu, span.group, whose),
-                  __shfl_sync(0xffffffffu, span.start, whose), __shfl_sync(0xffffffffu, span.end, whose)};
-      leave_group(t.task, its, (int)threadIdx.x % WARP, WARP, 0xffffffffu);
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    if (g < all && span.end - span.start > t.longest) {
+      int at = atomicAdd(&count, 1);
+      found[at] = span;
+      listed[at] = enter_list(t.task, span);
     }
+    __syncthreads();
+    for (int i = 0; i < count; i++) list_group(t.task, found[i], listed[i], (int)threadIdx.x, BLOCK);
+    __syncthreads();
   }
 }
 

@@ -17,7 +17,8 @@ __device__ __forceinline__ void claim_slots(const Task &t, const Span &span, int
   for (int64_t tile = 0; tile < t.tiles; tile++)
     for (int64_t node = (int64_t)thread * SHF_FAN_IN; node < chunks; node += (int64_t)threads * SHF_FAN_IN) {
       int64_t below = SHF_FAN_IN; // chunks of a node of this level
-      for (int level = 0; level < LEVELS && node % below == 0 && node + level < chunks; level++, below *= SHF_FAN_IN)
+      for (int level = 0; level < LEVELS && (node & (below - 1)) == 0 && node + level < chunks;
+           level++, below *= SHF_FAN_IN)
         slot_head(slots + (node + level) * t.slot_bytes, tile)->arrived = 0;
     }
 }

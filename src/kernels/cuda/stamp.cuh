@@ -77,8 +77,8 @@ template <class E, class Op> size_t team_bytes(const Task &t, bool narrow)
   return (size_t)(stage_bytes<E>(t, narrow, (BLOCK >> t.lane_bits) * SHF_FAN_IN) + BLOCK * (int64_t)sizeof(Op));
 }
 
-// Of a processor, alone or beside a kernel that needs the other half of its registers; bytes of a block.
-enum { CHUNK_BLOCKS = 8, CHUNK_BLOCKS_BESIDE = 4, CHUNK_ROOM = 16 << 10 };
+// Of a processor: alone, or beside the streams of short groups, which need registers too. Bytes of a block.
+enum { CHUNK_BLOCKS = 8, CHUNK_BLOCKS_IN_ORDER = 5, CHUNK_BLOCKS_BY_PAYLOAD = 4, CHUNK_ROOM = 16 << 10 };
 
 // The kernels that are compiled for usual tasks, and those for the rest. Only whole words are usual.
 template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::WIDE && is_usual(t); }
@@ -147,8 +147,9 @@ template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, Ta
   if constexpr (USUAL == IN_ORDER || USUAL == BY_PAYLOAD) {
     if (l.loading || streams) {
       bool few = groups < l.device.processors * STREAM_BLOCKS * rowers * STREAM_GROUPS;
+      int beside = USUAL == IN_ORDER ? CHUNK_BLOCKS_IN_ORDER : CHUNK_BLOCKS_BY_PAYLOAD;
       list_long(l, t, STREAM_LONGEST);
-      launch_listed<E, VE, Op, USUAL>(l, t, few ? CHUNK_BLOCKS : CHUNK_BLOCKS_BESIDE);
+      launch_listed<E, VE, Op, USUAL>(l, t, few ? (int)CHUNK_BLOCKS : beside);
     }
     send(streams, stream_groups<E, VE, Op, USUAL>, rowers * STREAM_GROUPS, WALKERS, (size_t)rowers * sizeof(Stream));
   }
