@@ -179,8 +179,8 @@ struct StartsTask {
 };
 void find_starts(Launcher &l, const StartsTask &t);
 
-// The list of what is left to walk_chunks: its memory, of groups of at least `least` places among so many entries, and how
-// it is emptied before kernels enter something. The counts lie at its begin.
+// The list of what is left to walk_chunks (long_list.cu): its memory, of groups of at least `least` places among so many
+// entries, and how it is emptied before kernels enter something. The counts lie at its begin.
 int64_t list_bytes(int64_t entries, int64_t least);
 LongList list_in(char *memory, int64_t entries, int64_t least);
 void empty_list(Launcher &l, const LongList &list);
