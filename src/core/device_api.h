@@ -15,7 +15,7 @@
 #include "core/kernel.h"
 #include "core/plugin.h"
 
-enum { SHF_DEVICE_ABI = 4 };
+enum { SHF_DEVICE_ABI = 5 };
 
 /* A description, normalised: the one of its category is set. */
 typedef struct shf_device_problem {
@@ -68,6 +68,20 @@ typedef struct shf_device_map {
   int index_wide;
   int64_t index_limit;
 } shf_device_map;
+
+/* The rows that the entries of a grouping name, each once: how many there are, and then a grouping by their numbers, for a
+ * table that has no other rows. Of one problem; descriptions need not be normalised. */
+typedef struct shf_device_rows {
+  int device;
+  void *stream;
+  const sheaf_embedding_desc *whole;   /* what `grouping` was made for */
+  void *grouping;                      /* all of its memory, as `group` got it */
+  int64_t *count;                      /* there: how many rows */
+  const sheaf_embedding_desc *compact; /* the same, but `rows` is that number */
+  void *compact_grouping;
+  void *ids; /* the rows, increasing */
+  int ids_wide;
+} shf_device_rows;
 
 /* What becomes of a cell of the target. */
 typedef enum shf_fold_kind {
@@ -130,6 +144,8 @@ typedef struct shf_device_api {
   sheaf_status (*pool_allocate)(int device, size_t bytes, void *stream, void **memory);
   sheaf_status (*pool_release)(int device, void *memory, void *stream);
   sheaf_status (*pool_trim)(int device);
+  sheaf_status (*count_rows)(const shf_device_rows *rows);  /* looks at what comes before `compact` */
+  sheaf_status (*number_rows)(const shf_device_rows *rows); /* after count_rows */
   /* Tensors spread over ranks (shard/space.h): parts moved and folded, types changed (F32 F64 F16 BF16), rows divided,
    * each by its divisor (sums and divisors of acc(to)); on the default stream. */
   sheaf_status (*fold)(int device, const shf_fold_task *task);

@@ -77,6 +77,11 @@ sheaf_status shf_place_fill(DLDevice device, void *memory, int value, size_t byt
 struct shf_device_map;
 sheaf_status shf_place_map(DLDevice device, struct shf_device_map *map);
 
+/* The rows that a grouping there names: how many, to memory there; then their numbers. */
+struct shf_device_rows;
+sheaf_status shf_place_count_rows(DLDevice device, struct shf_device_rows *rows);
+sheaf_status shf_place_number_rows(DLDevice device, struct shf_device_rows *rows);
+
 /* While a profile is taken: around what is enqueued, whose time is added to the profiled call. Waits for it. */
 sheaf_status shf_place_clock_start(DLDevice device);
 sheaf_status shf_place_clock_stop(DLDevice device);

@@ -176,6 +176,22 @@ sheaf_status shf_place_map(DLDevice device, struct shf_device_map *map)
   return shf_place_clock_stop(device);
 }
 
+sheaf_status shf_place_count_rows(DLDevice device, struct shf_device_rows *rows)
+{
+  const shf_device_api *api;
+  SHF_TRY(find_api(device, &api));
+  rows->device = device.device_id;
+  rows->stream = sheaf_stream_current(device);
+  return api->count_rows(rows);
+}
+
+sheaf_status shf_place_number_rows(DLDevice device, struct shf_device_rows *rows)
+{
+  const shf_device_api *api;
+  SHF_TRY(find_api(device, &api));
+  return api->number_rows(rows);
+}
+
 /* ---- The time of profiled work ---- */
 
 sheaf_status shf_place_clock_start(DLDevice device)

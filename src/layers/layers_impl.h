@@ -69,6 +69,14 @@ sheaf_status shf_problem_output(shf_problem *p, int output, sheaf_dtype dtype, i
 sheaf_operand shf_problem_operand(shf_problem *p, const sheaf_tensor *tensor, int batched);
 void shf_problem_drop(shf_problem *p);
 
+/* The error that a report on a device stands for, or OK. */
+sheaf_status shf_problem_report(const shf_problem *p, const sheaf_index_report *found);
+
+/* The end of a backward problem on a device whose table's gradient is to be row-sparse (problem_rows.c): what is touched
+ * is found there, and the run is over a table of those rows. The Sparse key asks for it by this value of `sparse`. */
+enum { SHF_SPARSE_ON_DEVICE = 3 };
+sheaf_status shf_problem_run_rows(shf_problem *p);
+
 /* What Meta does in place of a run (meta_layer.c). */
 sheaf_status shf_meta_check(shf_problem *p, const sheaf_plan *plan);
 void shf_meta_nothing(void);

@@ -144,7 +144,7 @@ static sheaf_status run_with(shf_problem *p, const sheaf_plan *plan, void *works
 }
 
 /* What a report of bad values says, in the words of a run on the CPU as far as it tells. */
-static sheaf_status read_report(const shf_problem *p, const sheaf_index_report *found)
+sheaf_status shf_problem_report(const shf_problem *p, const sheaf_index_report *found)
 {
   const sheaf_embedding_desc *d = &p->key.d.embedding;
   int embedding = p->key.category == SHEAF_CATEGORY_EMBEDDING;
@@ -194,7 +194,7 @@ static sheaf_status run_on_device(shf_problem *p, const sheaf_plan *plan, DLDevi
   SHF_TRY(shf_place_clock_stop(device));
   if (!strict) return SHEAF_OK;
   SHF_TRY(shf_place_copy(device, &found, report, sizeof found));
-  sheaf_status status = read_report(p, &found);
+  sheaf_status status = shf_problem_report(p, &found);
   for (int i = 0; status != SHEAF_OK && i < p->call->output_count && i < SHF_PROBLEM_OUTPUTS; i++)
     if (!p->made[i] && shf_wants(p->call, i)) sheaf_tensor_written(p->call->outputs[i]);
   return status;

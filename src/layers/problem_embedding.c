@@ -61,9 +61,15 @@ static void describe(shf_problem *p, sheaf_embedding_desc *d, const sheaf_tensor
   d->bad_index = (sheaf_bad_index)attr(call, SHEAF_EMBEDDING_BAD_INDEX);
 }
 
+/* Whether the Sparse key asks for a gradient whose rows are found on the device. */
+static int finds_rows(const shf_problem *p)
+{
+  return p->frame->key == SHEAF_KEY_CUDA && attr(p->call, SHEAF_EMBEDDING_SPARSE) == SHF_SPARSE_ON_DEVICE;
+}
+
 static sheaf_status run_or_drop(shf_problem *p, sheaf_status ready)
 {
-  sheaf_status status = ready == SHEAF_OK ? shf_problem_run(p) : ready;
+  sheaf_status status = ready != SHEAF_OK ? ready : finds_rows(p) ? shf_problem_run_rows(p) : shf_problem_run(p);
   if (__builtin_expect(status != SHEAF_OK || p->converted != NULL, 0)) shf_problem_drop(p);
   return status;
 }
@@ -121,6 +127,7 @@ sheaf_status shf_problem_embedding_backward(const sheaf_call *call, const sheaf_
   p.args.embedding.grad_out = shf_problem_input(&p, 0);
   p.args.embedding.indices = shf_problem_input(&p, 1);
   int64_t shape[] = {d->rows, d->dim};
+  if (finds_rows(&p)) return run_or_drop(&p, SHEAF_OK);
   return run_or_drop(&p, shf_problem_output(&p, 0, d->dtype, 2, shape, &p.args.embedding.table_grad));
 }
 
@@ -270,7 +277,7 @@ static sheaf_status ready_bag_backward(shf_problem *p, int64_t mode)
     SHF_TRY(describe_bags(p, d));
   }
   int64_t table[] = {d->rows, d->dim}, weights[SHEAF_TENSOR_MAX_RANK];
-  if (shf_wants(call, 0)) SHF_TRY(shf_problem_output(p, 0, d->dtype, 2, table, &a->table_grad));
+  if (shf_wants(call, 0) && !finds_rows(p)) SHF_TRY(shf_problem_output(p, 0, d->dtype, 2, table, &a->table_grad));
   if (shf_wants(call, 1)) {
     SHF_REQUIRE(d->weighted, INVALID_PROBLEM,
                 "embedding_bag_backward: the weights' gradient is wanted, but there are "

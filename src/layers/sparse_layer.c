@@ -286,6 +286,22 @@ static sheaf_status make_gradient(const sheaf_call *call, const sheaf_frame *fra
   return status;
 }
 
+/* The same made by the device itself, which numbers the rows as well (problem_rows.c). */
+static sheaf_status send_to_device(const sheaf_call *call, const sheaf_frame *frame, sheaf_tensor **sparse)
+{
+  sheaf_tensor *outputs[2] = {NULL, NULL};
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS];
+  memcpy(attrs, call->attrs, sizeof attrs);
+  attrs[SHEAF_EMBEDDING_SPARSE].i = SHF_SPARSE_ON_DEVICE;
+  sheaf_call there = *call;
+  there.outputs = outputs;
+  there.attrs = attrs;
+  there.wanted = 1;
+  SHF_TRY(shf_redispatch(&there, frame));
+  *sparse = outputs[0];
+  return SHEAF_OK;
+}
+
 /* The gradient of weights needs the table's own rows: a second, dense call. */
 static sheaf_status weights_gradient(const sheaf_call *call, const sheaf_frame *frame)
 {
@@ -319,7 +335,10 @@ static sheaf_status gradient(const sheaf_call *call, const sheaf_frame *frame)
               "%s: gradients of %" PRId64 " tables of %" PRId64 " rows", shf_op_name(call), rule.problems, rule.rows);
   sheaf_tensor *indices, *sparse = NULL;
   SHF_TRY(own_indices(call, index, &rule, frame, &indices));
-  sheaf_status status = make_gradient(call, frame, &rule, index, indices, &sparse);
+  int there = shf_is_on(indices, SHEAF_KEY_CUDA) && !rule.each && !rule.problems;
+  sheaf_status status = there && !shf_sparse_is_on(call, SHEAF_KEY_META)
+                            ? send_to_device(call, frame, &sparse)
+                            : make_gradient(call, frame, &rule, index, indices, &sparse);
   if (status == SHEAF_OK && shf_wants(call, 1)) status = weights_gradient(call, frame);
   if (status == SHEAF_OK)
     call->outputs[0] = sparse;

@@ -102,7 +102,7 @@ static void drop(void *memory)
 
 enum { OPERANDS = 9 };
 
-typedef enum step { COPY, FILL, RUN, MAP, DROP, MOMENT } step;
+typedef enum step { COPY, FILL, RUN, GROUP, COUNT_ROWS, NUMBER_ROWS, MAP, DROP, MOMENT } step;
 
 typedef struct task {
   step kind;
@@ -115,7 +115,9 @@ typedef struct task {
   sheaf_category category;
   shf_matrix operands[OPERANDS];
   sheaf_index_report *report;
+  int64_t *grouping;
   shf_device_map map;
+  shf_device_rows rows;
   struct task *next;
 } task;
 
@@ -170,11 +172,29 @@ static sheaf_operand entries_operand(view *v, shf_matrix m, sheaf_dtype dtype, c
   return operand(v, m, dtype, d->batch, d->bags, length);
 }
 
+/* A grouping here is the row of every entry, in order of entries: the number of a row, or -1. */
+static int64_t grouped_entries(const sheaf_embedding_desc *d)
+{
+  return d->kind == SHEAF_BAG_MAX_BACKWARD ? d->bags * d->dim : d->indices;
+}
+
+/* The rows of a grouping in place of the indices, or of arg. */
+static void take_grouping(const task *t, sheaf_embedding_desc *d, shf_matrix *m)
+{
+  shf_matrix own = {.data = (char *)t->grouping, .row_stride = d->dim * 8, .batch_stride = 0};
+  m[d->kind == SHEAF_BAG_MAX_BACKWARD ? 6 : 1] = own;
+  d->index_dtype = SHEAF_I64;
+  d->total_rows = d->rows;
+  d->has_padding = d->grouping_given = 0;
+}
+
 static void run_embedding(const task *t, sheaf_index_report *report, sheaf_status *status)
 {
   sheaf_embedding_desc d = t->embedding;
-  const shf_matrix *m = t->operands;
+  shf_matrix m[OPERANDS];
   view v[OPERANDS];
+  memcpy(m, t->operands, sizeof m);
+  if (t->grouping && t->kind == RUN) take_grouping(t, &d, m);
   int quantised = d.dtype == SHEAF_INT8 || d.dtype == SHEAF_INT4;
   int lookup = d.kind == SHEAF_LOOKUP || d.kind == SHEAF_LOOKUP_BACKWARD;
   int64_t outer = lookup ? d.indices : d.bags;
@@ -195,10 +215,11 @@ static void run_embedding(const task *t, sheaf_index_report *report, sheaf_statu
   args.report = report;
   sheaf_plan *plan = NULL;
   *status = sheaf_embedding_select(&d, NULL, &plan);
-  if (*status == SHEAF_OK) {
-    size_t bytes = sheaf_plan_workspace_size(plan);
-    void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
-    *status = sheaf_embedding_run(plan, workspace, bytes, NULL, &args);
+  if (*status == SHEAF_OK) { /* a grouping is made for what it reports */
+    size_t bytes = t->kind == GROUP ? sheaf_grouping_size(plan) : sheaf_plan_workspace_size(plan);
+    void *workspace = bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
+    *status = t->kind == GROUP ? sheaf_embedding_grouping_build(plan, workspace, bytes, NULL, &args)
+                               : sheaf_embedding_run(plan, workspace, bytes, NULL, &args);
     free(workspace);
   }
   sheaf_plan_free(plan);
@@ -251,6 +272,66 @@ static void do_run(const task *t)
     report = (sheaf_index_report){-1, info.position, info.value};
   }
   if (t->report) *t->report = report;
+}
+
+/* ---- Groupings ---- */
+
+static void do_group(const task *t)
+{
+  const sheaf_embedding_desc *d = &t->embedding;
+  const shf_matrix *m = &t->operands[d->kind == SHEAF_BAG_MAX_BACKWARD ? 6 : 1];
+  int64_t entries = grouped_entries(d), columns = d->kind == SHEAF_BAG_MAX_BACKWARD ? d->dim : entries;
+  for (int64_t i = 0; i < entries; i++) {
+    const char *from = m->data + i / columns * m->row_stride;
+    int64_t row = d->index_dtype == SHEAF_I64 ? ((const int64_t *)(const void *)from)[i % columns]
+                                              : ((const int32_t *)(const void *)from)[i % columns];
+    t->grouping[i] = row < 0 || row >= d->rows || (d->has_padding && row == d->padding_idx) ? -1 : row;
+  }
+  do_run(t);
+}
+
+static int compare_rows(const void *a, const void *b)
+{
+  int64_t first = *(const int64_t *)a, second = *(const int64_t *)b;
+  return (first > second) - (first < second);
+}
+
+/* The rows of a grouping, each once, in order; returns how many. */
+static int64_t list_rows(const int64_t *grouping, int64_t entries, int64_t **list)
+{
+  int64_t count = 0, *rows = malloc((size_t)(entries + 1) * sizeof *rows);
+  if (!rows) abort();
+  memcpy(rows, grouping, (size_t)entries * sizeof *rows);
+  qsort(rows, (size_t)entries, sizeof *rows, compare_rows);
+  for (int64_t i = 0; i < entries; i++)
+    if (rows[i] >= 0 && (count == 0 || rows[i] != rows[count - 1])) rows[count++] = rows[i];
+  *list = rows;
+  return count;
+}
+
+static void do_count_rows(const task *t)
+{
+  int64_t *list;
+  *t->rows.count = list_rows(t->rows.grouping, grouped_entries(&t->embedding), &list);
+  free(list);
+}
+
+static void do_number_rows(const task *t)
+{
+  const int64_t *from = t->rows.grouping;
+  int64_t *list, *to = t->rows.compact_grouping, entries = grouped_entries(&t->embedding);
+  int64_t count = list_rows(from, entries, &list);
+  for (int64_t i = 0; i < count; i++) {
+    if (t->rows.ids_wide)
+      ((int64_t *)t->rows.ids)[i] = list[i];
+    else
+      ((int32_t *)t->rows.ids)[i] = (int32_t)list[i];
+  }
+  for (int64_t i = 0; i < entries; i++) {
+    const int64_t *found = from[i] < 0 ? NULL : bsearch(&from[i], list, (size_t)count, sizeof *list, compare_rows);
+    to[i] = found ? found - list : -1;
+  }
+  free(list);
 }
 
 /* ---- Element by element ---- */
@@ -343,6 +424,15 @@ static void do_task(const task *t)
   case RUN:
     do_run(t);
     break;
+  case GROUP:
+    do_group(t);
+    break;
+  case COUNT_ROWS:
+    do_count_rows(t);
+    break;
+  case NUMBER_ROWS:
+    do_number_rows(t);
+    break;
   case MAP:
     do_map(&t->map);
     break;
@@ -396,8 +486,11 @@ static sheaf_status arch(int device, sheaf_arch *found)
 
 static sheaf_status sizes(const shf_device_problem *problem, shf_device_sizes *found)
 {
-  (void)problem;
   *found = (shf_device_sizes){.workspace = 192};
+  const sheaf_embedding_desc *d = problem->embedding;
+  if (d && (d->kind == SHEAF_LOOKUP_BACKWARD || d->kind == SHEAF_BAG_SUM_BACKWARD ||
+            d->kind == SHEAF_BAG_MEAN_BACKWARD || d->kind == SHEAF_BAG_MAX_BACKWARD))
+    found->grouping = found->grouping_read = grouped_entries(d) * 8 + 64;
   return SHEAF_OK;
 }
 
@@ -408,25 +501,49 @@ static sheaf_status prepare(const shf_device_problem *problem)
   return done();
 }
 
-static sheaf_status run(const shf_device_call *call)
+static task *enqueue_call(step kind, const shf_device_call *call)
 {
-  BEGIN_STEP();
-  task *t = enqueue(RUN);
+  task *t = enqueue(kind);
   t->category = call->problem.category;
   if (call->problem.embedding) t->embedding = *call->problem.embedding;
   if (call->problem.segment) t->segment = *call->problem.segment;
   int operands = call->problem.embedding ? 9 : 6;
   memcpy(t->operands, call->operands, (size_t)operands * sizeof *t->operands);
   t->report = call->report;
+  return t;
+}
+
+static sheaf_status run(const shf_device_call *call)
+{
+  BEGIN_STEP();
+  task *t = enqueue_call(RUN, call);
+  union {
+    const void *given;
+    int64_t *own;
+  } grouping = {call->grouping};
+  t->grouping = grouping.own;
   return done();
 }
 
 static sheaf_status group(const shf_device_call *call, void *grouping)
 {
-  (void)call;
-  (void)grouping;
-  return fail(SHEAF_UNSUPPORTED, "the paper device makes no groupings");
+  BEGIN_STEP();
+  if (!call->problem.embedding || call->problem.batch > 1) abort(); /* nobody makes others */
+  enqueue_call(GROUP, call)->grouping = grouping;
+  return done();
 }
+
+static sheaf_status enqueue_rows(step kind, const shf_device_rows *given)
+{
+  BEGIN_STEP();
+  task *t = enqueue(kind);
+  t->rows = *given;
+  t->embedding = *given->whole;
+  return done();
+}
+
+static sheaf_status count_rows(const shf_device_rows *given) { return enqueue_rows(COUNT_ROWS, given); }
+static sheaf_status number_rows(const shf_device_rows *given) { return enqueue_rows(NUMBER_ROWS, given); }
 
 static sheaf_status allocate(int device, size_t bytes, void **memory)
 {
@@ -599,6 +716,8 @@ static shf_device_api api = {{SHF_DEVICE_ABI, SHEAF_VERSION_STRING},
                              pool_allocate,
                              pool_release,
                              pool_trim,
+                             count_rows,
+                             number_rows,
                              NULL, /* tensors over ranks are not tried on it */
                              NULL,
                              NULL,

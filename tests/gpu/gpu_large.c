@@ -124,6 +124,109 @@ static void test_segment_kinds_have_the_bits_of_the_cpu(void **state)
   }
 }
 
+/* ---- Graphs with other inputs ------------------------------------------------------------------------------------ */
+
+/* What one launch leaves behind, in caches or in the workspace, must not show in the next, whose inputs are others. */
+static void check_replay(problem_spec spec)
+{
+  problem *first = problem_make(&spec);
+  spec.seed += 1000;
+  problem *second = problem_make(&spec);
+  problem_outputs *expected = problem_outputs_make(second), *got = problem_outputs_make(second);
+  const problem_way way = {NULL, 0, false};
+  assert_int_equal(problem_run(second, expected, &way, NULL), SHEAF_OK);
+  assert_int_equal(gpu_replay(first, second, got), SHEAF_OK);
+  assert_true(problem_outputs_equal(second, expected, got, "replayed with other inputs"));
+  problem_outputs_free(expected);
+  problem_outputs_free(got);
+  problem_free(first);
+  problem_free(second);
+}
+
+/* Gradients of more entries than one kernel sorts: one pass over the keys and four, rows touched and added, bags by offsets
+ * and of one length, several tables, operands off their alignment. */
+static void test_sorts_replay_with_other_inputs(void **state)
+{
+  (void)state;
+  static const struct {
+    int kind;
+    int64_t rows, bags, batch, shift;
+    sheaf_bag_form form;
+    sheaf_grad_write write;
+    problem_spread spread;
+  } cases[] = {
+      {SHEAF_BAG_SUM_BACKWARD, 200, 5000, 0, 0, SHEAF_BAGS_OFFSETS, SHEAF_GRAD_ACCUMULATE, SPREAD_ZIPF},
+      {SHEAF_BAG_SUM_BACKWARD, 200, 5000, 0, 1, SHEAF_BAGS_OFFSETS_END, SHEAF_GRAD_TOUCHED, SPREAD_UNIFORM},
+      {SHEAF_BAG_SUM_BACKWARD, 60000, 3000, 0, 1, SHEAF_BAGS_MATRIX, SHEAF_GRAD_TOUCHED, SPREAD_ZIPF},
+      {SHEAF_BAG_SUM_BACKWARD, 60000, 3000, 0, 0, SHEAF_BAGS_MATRIX, SHEAF_GRAD_OVERWRITE, SPREAD_HOT},
+      {SHEAF_BAG_SUM_BACKWARD, 17000000, 5000, 0, 0, SHEAF_BAGS_OFFSETS, SHEAF_GRAD_TOUCHED, SPREAD_UNIFORM},
+      {SHEAF_LOOKUP_BACKWARD, 17000000, 0, 0, 1, SHEAF_BAGS_OFFSETS, SHEAF_GRAD_TOUCHED, SPREAD_ZIPF},
+      {SHEAF_LOOKUP_BACKWARD, 3000, 0, 3, 0, SHEAF_BAGS_OFFSETS, SHEAF_GRAD_TOUCHED, SPREAD_ZIPF},
+      {SHEAF_BAG_SUM_BACKWARD, 3000, 700, 3, 1, SHEAF_BAGS_OFFSETS, SHEAF_GRAD_ACCUMULATE, SPREAD_UNIFORM},
+      {SHEAF_BAG_MEAN_BACKWARD, 3000, 700, 3, 0, SHEAF_BAGS_MATRIX, SHEAF_GRAD_TOUCHED, SPREAD_HOT},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    problem_spec spec = {.category = SHEAF_CATEGORY_EMBEDDING,
+                         .kind = cases[i].kind,
+                         .dtype = SHEAF_F32,
+                         .index_dtype = i % 2 ? SHEAF_I32 : SHEAF_I64,
+                         .count = 210000,
+                         .dim = cases[i].rows > 1000000 ? 1 : 8,
+                         .rows = cases[i].rows,
+                         .bags = cases[i].bags,
+                         .bag_form = cases[i].form,
+                         .grad_write = cases[i].write,
+                         .spread = cases[i].spread,
+                         .weighted = cases[i].kind == SHEAF_BAG_MEAN_BACKWARD,
+                         .positive_weights = true,
+                         .batch = cases[i].batch,
+                         .shift = cases[i].shift,
+                         .want_table_grad = true,
+                         .seed = 400 + i};
+    check_replay(spec);
+  }
+}
+
+/* Bags and segments, large and small, whose kernels begin before the one in front of them has ended. */
+static void test_reductions_replay_with_other_inputs(void **state)
+{
+  (void)state;
+  static const struct {
+    sheaf_category category;
+    int kind;
+    int64_t count, rows, bags, longest;
+    sheaf_bag_form form;
+  } cases[] = {
+      {SHEAF_CATEGORY_EMBEDDING, SHEAF_BAG_SUM, 150000, 50000, 150000, 0, SHEAF_BAGS_MATRIX},
+      {SHEAF_CATEGORY_EMBEDDING, SHEAF_BAG_SUM, 150000, 50000, 150000, 5000, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_EMBEDDING, SHEAF_BAG_SUM, 40000, 50000, 300, 9000, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_EMBEDDING, SHEAF_BAG_SUM, 6000, 50000, 90, 0, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_EMBEDDING, SHEAF_BAG_SUM, 700000, 50000, 3000, 90000, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_EMBEDDING, SHEAF_BAG_MAX, 700000, 50000, 3000, 90000, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_SEGMENT, SHEAF_SEGMENT_SUM, 700000, 40000, 0, 0, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_SEGMENT, SHEAF_SEGMENT_MAX, 700000, 40000, 0, 0, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_SEGMENT, SHEAF_UNSORTED_SEGMENT_SUM, 700000, 40000, 0, 0, SHEAF_BAGS_OFFSETS},
+      {SHEAF_CATEGORY_SEGMENT, SHEAF_UNSORTED_SEGMENT_MIN, 700000, 40000, 0, 0, SHEAF_BAGS_OFFSETS},
+  };
+  for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+    const size_t k = i / 2;
+    problem_spec spec = {.category = cases[k].category,
+                         .kind = cases[k].kind,
+                         .dtype = SHEAF_F32,
+                         .index_dtype = i % 2 ? SHEAF_I32 : SHEAF_I64,
+                         .count = cases[k].count,
+                         .dim = i % 2 ? 32 : 64,
+                         .rows = cases[k].rows,
+                         .bags = cases[k].bags,
+                         .bag_form = cases[k].form,
+                         .longest_bag = cases[k].longest,
+                         .spread = SPREAD_ZIPF,
+                         .want_arg = i % 2 == 0,
+                         .seed = 500 + i};
+    check_replay(spec);
+  }
+}
+
 /* ---- Past 2^31 --------------------------------------------------------------------------------------------------- */
 
 static DLTensor tensors[8];
@@ -319,6 +422,8 @@ int main(int argc, char **argv)
       cmocka_unit_test(test_gradients_of_more_rows_than_the_cache_holds),
       cmocka_unit_test(test_gradients_of_many_empty_bags),
       cmocka_unit_test(test_segment_kinds_have_the_bits_of_the_cpu),
+      cmocka_unit_test(test_sorts_replay_with_other_inputs),
+      cmocka_unit_test(test_reductions_replay_with_other_inputs),
       cmocka_unit_test(test_tables_past_two_to_the_31_elements),
       cmocka_unit_test(test_entries_past_two_to_the_31),
   };

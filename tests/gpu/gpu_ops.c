@@ -251,6 +251,36 @@ static void gradients(void)
   }
 }
 
+/* Rows that a device has to find: among few entries and many, of both index types, some of them padding or bad, a row that
+ * half of them name, and none at all. */
+static void row_sparse_gradients(void)
+{
+  static const int64_t sizes[][2] = {{3000, 700}, {150000, 40000}}; /* entries and rows */
+  for (int i = 0; i < 8; i++) {
+    int64_t entries = sizes[i / 4][0], rows = sizes[i / 4][1], bags = entries / 5, mode = i % 3;
+    sheaf_dtype dtype = i % 2 ? SHEAF_I64 : SHEAF_I32;
+    sheaf_tensor *table = tensor_leaf(FLOATS(SHEAF_F32, 24, rows, 4), SHEAF_GRAD_SPARSE), *out;
+    sheaf_tensor *indices = INTS(dtype, i == 3 ? 1 : rows + rows / 8, 25, bags, 5); /* the last eighth is bad */
+    sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
+    options.mode = (sheaf_bag_mode)mode;
+    options.skip_bad_indices = 1;
+    options.has_padding = i % 4 > 1;
+    options.padding_idx = i == 3 ? 0 : 3;
+    options.scale_grad_by_freq = mode == SHEAF_MODE_SUM;
+    options.per_sample_weights = i == 4 ? FLOATS(SHEAF_F32, 26, bags, 5) : NULL;
+    if (options.per_sample_weights) options.mode = SHEAF_MODE_MEAN;
+    SHOWN(out, sheaf_embedding_bag(indices, table, NULL, &options, &out));
+    expect_ok(sheaf_backward(out, FLOATS(SHEAF_F32, 27, bags, 4), NULL));
+    show(sheaf_tensor_grad(table));
+    sheaf_tensor_clear_grad(table);
+    sheaf_embedding_options plain = SHEAF_EMBEDDING_OPTIONS_INIT;
+    plain.skip_bad_indices = 1;
+    SHOWN(out, sheaf_embedding(indices, table, &plain, &out));
+    expect_ok(sheaf_backward(out, NULL, NULL));
+    show(sheaf_tensor_grad(table));
+  }
+}
+
 static void segment_gradients(void)
 {
   for (int reduce = SHEAF_REDUCE_SUM; reduce <= SHEAF_REDUCE_PROD; reduce++)
@@ -507,6 +537,7 @@ SCENE(segments)
 SCENE(conversions)
 SCENE(gaps)
 SCENE(gradients)
+SCENE(row_sparse_gradients)
 SCENE(segment_gradients)
 SCENE(gradients_of_gradients)
 SCENE(gradients_of_weighted_gradients)
@@ -519,6 +550,30 @@ SCENE(forms_within_vmap)
 SCENE(everything)
 
 /* ---- What belongs to devices alone ---- */
+
+/* The row-sparse gradient of a lookup, by the op itself: with autograd, the forward call would see bad indices first. */
+static sheaf_status row_sparse_gradient(sheaf_tensor *grad, sheaf_tensor *indices, int64_t rows, sheaf_tensor **out)
+{
+  sheaf_attr attrs[SHEAF_EMBEDDING_ATTRS] = {[SHEAF_EMBEDDING_PADDING_IDX].i = -1,
+                                             [SHEAF_EMBEDDING_SPARSE].i = 1,
+                                             [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_ERROR,
+                                             [SHEAF_EMBEDDING_ROWS].i = rows};
+  sheaf_tensor *inputs[] = {grad, indices};
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = SHEAF_OP_EMBEDDING_BACKWARD;
+  call.inputs = inputs;
+  call.input_count = 2;
+  call.outputs = out;
+  call.output_count = 1;
+  call.attrs = attrs;
+  call.attr_count = SHEAF_EMBEDDING_ATTRS;
+  call.wanted = 1;
+  sheaf_guard guard;
+  expect_ok(sheaf_guard_begin(sheaf_keyset_of(SHEAF_KEY_SPARSE), sheaf_keyset_empty(), &guard));
+  sheaf_status status = sheaf_dispatch(&call);
+  expect_ok(sheaf_guard_end(&guard));
+  return status;
+}
 
 static void test_bad_input(void **state)
 {
@@ -544,6 +599,9 @@ static void test_bad_input(void **state)
   RESULT(as_skipped, sheaf_tensor_to(skipped, cpu, &as_skipped));
   expect_same_tensor(now, as_skipped);
   out = NULL;
+  expect_status(row_sparse_gradient(FLOATS(SHEAF_F32, 5, 4, 3), wrong, 5, &out), SHEAF_INDEX_OUT_OF_RANGE);
+  expect_words("indices", "7 at position 1", "0..4", "2 such entries");
+  assert_null(out);
   expect_status(sheaf_embedding_bag(good, table, LIST(SHEAF_I64, 3, 0, 3, 2), NULL, &out), SHEAF_INVALID_PROBLEM);
   expect_words("offsets", "2 at position 2");
   expect_status(sheaf_segment_reduce(table, SHEAF_REDUCE_SUM, LIST(SHEAF_I64, 5, 0, 1, 0, 2, 2), 3, NULL, &out),
@@ -761,6 +819,7 @@ int main(void)
       TEST(test_conversions),
       TEST(test_gaps),
       TEST(test_gradients),
+      TEST(test_row_sparse_gradients),
       TEST(test_segment_gradients),
       TEST(test_gradients_of_gradients),
       TEST(test_gradients_of_weighted_gradients),

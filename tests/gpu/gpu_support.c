@@ -119,6 +119,15 @@ static void put_outputs(problem *p, device_problem *d)
   gpu_upload(d->report, &unset, sizeof unset);
 }
 
+static void put_inputs(problem *p, device_problem *d)
+{
+  for (int at = 0; at < PROBLEM_OPERANDS; at++) {
+    if (p->operand[at].given && !p->operand[at].output) {
+      gpu_upload(d->memory[at], p->operand[at].memory, p->operand[at].memory_bytes);
+    }
+  }
+}
+
 static void put_problem(problem *p, device_problem *d)
 {
   memset(d, 0, sizeof *d);
@@ -134,10 +143,8 @@ static void put_problem(problem *p, device_problem *d)
     d->tensor[at].data = d->memory[at] + ((const unsigned char *)operand->tensor.data - operand->memory);
     d->operand[at].tensor = &d->tensor[at];
     d->operand[at].bytes = p->spec.trust_shape ? 0 : operand->data_bytes;
-    if (!operand->output) {
-      gpu_upload(d->memory[at], operand->memory, operand->memory_bytes);
-    }
   }
+  put_inputs(p, d);
   put_outputs(p, d);
 }
 
@@ -220,8 +227,8 @@ static bool guard_intact(const unsigned char *memory, size_t bytes, const char *
   return true;
 }
 
-/* Captures the run, launches it twice with the outputs put back in between. */
-static sheaf_status run_graph(problem *p, device_problem *d, const sheaf_plan *plan, void *workspace)
+/* Captures the run, launches it twice with the outputs put back in between, and the inputs of `changed` (NULL: its own). */
+static sheaf_status run_graph(problem *p, problem *changed, device_problem *d, const sheaf_plan *plan, void *workspace)
 {
   void *graph = NULL;
   gpu_must(sheaf_stream_wait(gpu, gpu_stream()), "wait");
@@ -229,7 +236,10 @@ static sheaf_status run_graph(problem *p, device_problem *d, const sheaf_plan *p
   const sheaf_status status = enqueue(p, d, plan, workspace, NULL, false);
   gpu_must(sheaf_graph_end(gpu, gpu_stream(), &graph), "capture");
   for (int i = 0; i < 2 && status == SHEAF_OK; i++) {
-    put_outputs(p, d);
+    if (i == 1 && changed != NULL) {
+      put_inputs(changed, d);
+    }
+    put_outputs(i == 1 && changed != NULL ? changed : p, d);
     gpu_must(sheaf_graph_launch(gpu, graph, gpu_stream()), "graph");
   }
   gpu_must(sheaf_stream_wait(gpu, gpu_stream()), "wait for the graph");
@@ -237,7 +247,20 @@ static sheaf_status run_graph(problem *p, device_problem *d, const sheaf_plan *p
   return status;
 }
 
-sheaf_status gpu_run(problem *p, problem_outputs *outputs, gpu_way way, bool *groups)
+static bool have_same_shapes(const problem *a, const problem *b)
+{
+  for (int at = 0; at < PROBLEM_OPERANDS; at++) {
+    const problem_operand *first = &a->operand[at], *second = &b->operand[at];
+    if (first->given != second->given || first->memory_bytes != second->memory_bytes ||
+        (const unsigned char *)first->tensor.data - first->memory !=
+            (const unsigned char *)second->tensor.data - second->memory) {
+      return false;
+    }
+  }
+  return a->embedding.row_begin == b->embedding.row_begin && a->embedding.padding_idx == b->embedding.padding_idx;
+}
+
+static sheaf_status run_way(problem *p, problem *changed, problem_outputs *outputs, gpu_way way, bool *groups)
 {
   device_problem d;
   sheaf_plan *plan = NULL;
@@ -263,7 +286,8 @@ sheaf_status gpu_run(problem *p, problem_outputs *outputs, gpu_way way, bool *gr
   if (status == SHEAF_OK) {
     const size_t bytes = sheaf_plan_workspace_size(plan);
     unsigned char *workspace = noisy_memory(bytes);
-    status = way == GPU_GRAPH ? run_graph(p, &d, plan, workspace) : enqueue(p, &d, plan, workspace, grouping, false);
+    status = way == GPU_GRAPH ? run_graph(p, changed, &d, plan, workspace)
+                              : enqueue(p, &d, plan, workspace, grouping, false);
     if (status == SHEAF_OK) {
       intact = guard_intact(workspace, bytes, "workspace") && intact;
       get_outputs(p, &d, outputs);
@@ -277,4 +301,18 @@ sheaf_status gpu_run(problem *p, problem_outputs *outputs, gpu_way way, bool *gr
   sheaf_plan_free(plan);
   gpu_free_all();
   return status == SHEAF_OK && !intact ? SHEAF_INTERNAL : status;
+}
+
+sheaf_status gpu_run(problem *p, problem_outputs *outputs, gpu_way way, bool *groups)
+{
+  return run_way(p, NULL, outputs, way, groups);
+}
+
+sheaf_status gpu_replay(problem *p, problem *changed, problem_outputs *outputs)
+{
+  if (!have_same_shapes(p, changed)) {
+    fprintf(stderr, "a replay needs problems of the same shapes\n");
+    return SHEAF_INTERNAL;
+  }
+  return run_way(p, changed, outputs, GPU_GRAPH, NULL);
 }

@@ -33,4 +33,8 @@ typedef enum gpu_way { GPU_PLAIN, GPU_GROUPED, GPU_GRAPH } gpu_way;
  * (optional) says whether the op uses a grouping. */
 sheaf_status gpu_run(problem *p, problem_outputs *outputs, gpu_way way, bool *groups);
 
+/* Captures the run of a problem and launches it, then again with the inputs of another problem of the same shapes in place
+ * of its own; `outputs` gets those of the second. */
+sheaf_status gpu_replay(problem *p, problem *changed, problem_outputs *outputs);
+
 #endif

@@ -351,25 +351,6 @@ void find_starts(Launcher &l, const StartsTask &t)
   if (l.loading || (usual && !t.sorted.keys && !t.ids_wide)) launch(l, find_usual_starts<int>, grid, BLOCK, 0, t);
 }
 
-// ---- The list of what is left to walk_chunks ----
-
-int64_t list_bytes(int64_t most)
-{
-  return 64 + shf_align64(most * (int64_t)sizeof(LongGroup)) + shf_align64(most * (int64_t)sizeof(LongItem));
-}
-
-LongList list_in(char *memory, int64_t most)
-{
-  LongList list;
-  list.count = (unsigned long long *)memory;
-  list.groups = (LongGroup *)(memory + 64);
-  list.items = (LongItem *)(memory + 64 + shf_align64(most * (int64_t)sizeof(LongGroup)));
-  list.most = most;
-  return list;
-}
-
-void empty_list(Launcher &l, const LongList &list) { clear_memory(l, list.count, 2 * sizeof *list.count); }
-
 // ---- Rows per segment ----
 
 // Lanes of a warp that have the same segment count together: one addition for all of them.

@@ -21,6 +21,7 @@ sheaf_status check(cudaError_t error, const char *what);
 struct Device {
   int processors, major, minor;
   int cache;    // bytes of the second level
+  int shared;   // bytes of shared memory that a block can have
   int together; // blocks that can meet in one kernel, two to a processor; 0: none can
 };
 sheaf_status device_of(int device, Device *found);
@@ -53,6 +54,10 @@ struct Launcher {
   cudaError_t error;
 };
 
+// Bytes of shared memory that a kernel may ask for, where there are so many; those of compute capability 8.6 and 8.9 have
+// 99 KiB, which is enough for all.
+enum { LEAST_SHARED = 99 << 10, MOST_SHARED = 100 << 10 };
+
 // Code for devices before 9.0, be it compiled for a newer one by the driver, cannot wait for the kernel in front of it.
 inline std::atomic<bool> cannot_wait{false};
 
@@ -65,8 +70,10 @@ inline void load_or_send(Launcher &l, void (*kernel)(Params), dim3 grid, int thr
     cudaFuncAttributes loaded;
     l.error = cudaFuncGetAttributes(&loaded, kernel);
     if (l.error == cudaSuccess && loaded.ptxVersion < 90) cannot_wait = true;
+    int room = l.device.shared - (int)loaded.sharedSizeBytes;
     if (l.error == cudaSuccess)
-      l.error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10);
+      l.error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     room < MOST_SHARED ? room : (int)MOST_SHARED);
     return;
   }
   if (grid.x == 0 || grid.y == 0) return;
@@ -172,10 +179,13 @@ struct StartsTask {
 };
 void find_starts(Launcher &l, const StartsTask &t);
 
-// The list of what is left to walk_chunks: its memory, and how it is emptied before kernels enter something.
-int64_t list_bytes(int64_t most);
-LongList list_in(char *memory, int64_t most);
+// The list of what is left to walk_chunks (long_list.cu): its memory, of groups of at least `least` places among so many
+// entries, and how it is emptied before kernels enter something. The counts lie at its begin.
+int64_t list_bytes(int64_t entries, int64_t least);
+LongList list_in(char *memory, int64_t entries, int64_t least);
 void empty_list(Launcher &l, const LongList &list);
+// Lists the groups of a task that have more than `longest` places.
+void list_long(Launcher &l, const Task &t, int64_t longest);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.
 struct CountTask {
@@ -206,6 +216,14 @@ struct GroupingLayout {
 cudaError_t grouping_layout(const GroupingSpec &spec, GroupingLayout *at);
 void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory);
 Sorted grouping_in(const GroupingSpec &spec, const GroupingLayout &at, const void *memory);
+
+// What a backward problem's entries are grouped by (run_embedding.cu).
+GroupingSpec embedding_grouping(const sheaf_embedding_desc &d, int64_t batch);
+
+// ---- The rows that a grouping names (grouped_rows.cu) ----
+
+void count_grouped_rows(Launcher &l, const shf_device_rows &rows);
+void number_grouped_rows(Launcher &l, const shf_device_rows &rows);
 
 // ---- Element by element (elementwise.cu) ----
 

@@ -83,9 +83,9 @@ static int refuse(char *why, const char *what, const char *reason)
   return 1;
 }
 
-#define TRY_NCCL(call, what)                                                           \
-  do {                                                                                 \
-    int code = (call);                                                               \
+#define TRY_NCCL(call, what)                                                       \
+  do {                                                                             \
+    int code = (call);                                                             \
     if (code != NCCL_SUCCESS) return refuse(why, what, nccl.GetErrorString(code)); \
   } while (0)
 #define TRY_RUNTIME(call, what)                                                    \

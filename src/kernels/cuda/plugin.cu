@@ -74,6 +74,7 @@ sheaf_status device_of(int device, Device *found)
     TRY_CUDA(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.minor, cudaDevAttrComputeCapabilityMinor, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.cache, cudaDevAttrL2CacheSize, device), "asking a device");
+    TRY_CUDA(cudaDeviceGetAttribute(&d.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "asking a device");
     TRY_CUDA(cudaDeviceGetAttribute(&d.together, cudaDevAttrCooperativeLaunch, device), "asking a device");
     d.together *= 2 * d.processors;
     known[device] = d;
@@ -345,6 +346,19 @@ static sheaf_status pool_release(int device, void *memory, void *stream)
   return check(pool ? cudaFreeAsync(memory, (cudaStream_t)stream) : cudaFree(memory), "freeing device memory");
 }
 
+static sheaf_status rows_with(const shf_device_rows *rows, void (*step)(Launcher &l, const shf_device_rows &rows))
+{
+  ON_DEVICE(rows->device);
+  Launcher l = {(cudaStream_t)rows->stream, Device(), false, cudaSuccess};
+  sheaf_status status = device_of(rows->device, &l.device);
+  if (status != SHEAF_OK) return status;
+  step(l, *rows);
+  return check(l.error, "launching kernels");
+}
+
+static sheaf_status count_rows(const shf_device_rows *rows) { return rows_with(rows, count_grouped_rows); }
+static sheaf_status number_rows(const shf_device_rows *rows) { return rows_with(rows, number_grouped_rows); }
+
 // ---- Tensors over ranks ----
 
 static sheaf_status fold(int device, const shf_fold_task *task)
@@ -397,6 +411,8 @@ static shf_device_api api = {
     pool_allocate,
     pool_release,
     pool_trim,
+    count_rows,
+    number_rows,
     fold,
     convert,
     divide,

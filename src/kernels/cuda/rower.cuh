@@ -74,12 +74,21 @@ __device__ __forceinline__ void wait_for_launch_before()
 #endif
 }
 
-// What every kernel does first. The next one can so rely upon all that was there before this one. (Whoever waits for a
-// kernel waits for those before it only because they have waited: one that does something first waits later on.)
+// What every kernel does first. The next one can so rely upon all that was there before this one: whoever waits for a
+// kernel waits for those before it only because they have waited. (radix_pass lets the next
+// one begin first, and waits all the same.)
 __device__ __forceinline__ void begin_kernel()
 {
   wait_for_launch_before();
   let_next_begin();
+}
+
+// A kernel that needs nothing of the one before it, but only what that one has waited for, works beside it. Its last block
+// waits in the end, so that it is not done before that one is.
+__device__ __forceinline__ void begin_beside() { let_next_begin(); }
+__device__ __forceinline__ void end_beside()
+{
+  if (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1) wait_for_launch_before();
 }
 
 // ---- Decoded places ----
@@ -324,7 +333,7 @@ template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS,
 __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
                                           int64_t entry, int places, int longest, const Spot &at, typename E::acc scale)
 {
-  enum { REPEAT = NARROW && Op::REPEATS };
+  enum { REPEAT = NARROW && Op::REPEATS, AT_ONCE = RING ? DECODED_OF_CHUNK : DECODED_AT_ONCE };
   Op total;
   total.start();
   int counted = 0;
@@ -332,8 +341,7 @@ __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const St
   for (int base = 0; base < longest; base += t.stage_places) {
     int staged = min(t.stage_places, longest - base), whole_terms = (staged + SHF_FAN_IN - 1) & -SHF_FAN_IN;
     __syncwarp();
-    bool hole = decode_places < E, NARROW, REPEAT,
-         RING ? DECODED_OF_CHUNK : DECODED_AT_ONCE > (t, m, s, problem, entry, base, whole_terms, places, &counted);
+    bool hole = decode_places<E, NARROW, REPEAT, AT_ONCE>(t, m, s, problem, entry, base, whole_terms, places, &counted);
     bool whole = REPEAT && !__any_sync(0xffffffffu, hole || !at.active);
     __syncwarp();
     take_stage<E, VE, Op, NARROW, COEFFICIENTS, AHEAD, RING>(t, total, s, staged, base, at, scale, whole);

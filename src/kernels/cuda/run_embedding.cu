@@ -21,12 +21,11 @@ static int64_t bag_length(const sheaf_embedding_desc &d)
   return d.bags ? d.indices / d.bags : 0;
 }
 
-static GroupingSpec grouping_spec(const shf_device_problem &p)
+GroupingSpec embedding_grouping(const sheaf_embedding_desc &d, int64_t batch)
 {
-  const sheaf_embedding_desc &d = *p.embedding;
   bool bag = d.kind != SHEAF_LOOKUP_BACKWARD;
   GroupingSpec s = {};
-  s.batch = p.batch;
+  s.batch = batch;
   s.entries = d.indices;
   s.groups = s.rows = d.rows;
   s.row_begin = d.row_begin;
@@ -47,6 +46,8 @@ static GroupingSpec grouping_spec(const shf_device_problem &p)
   }
   return s;
 }
+
+static GroupingSpec grouping_spec(const shf_device_problem &p) { return embedding_grouping(*p.embedding, p.batch); }
 
 // ---- Workspace ----
 
@@ -92,7 +93,7 @@ static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
     slot_bytes = at->bag_slots * k->slot_bytes(d.kind == SHEAF_BAG_MAX ? REDUCE_EXTREME : REDUCE_SUM, d.dim);
   }
   at->list = bytes;
-  if (is_backward(d.kind) || at->bag_slots) bytes += list_bytes(most_listed(listed_entries(p), least_listed(d.kind)));
+  if (is_backward(d.kind) || at->bag_slots) bytes += list_bytes(listed_entries(p), least_listed(d.kind));
   at->slots = bytes;
   at->total = bytes + slot_bytes;
   return error;
@@ -199,7 +200,7 @@ static void set_slots(const Run &r, Task *t, int64_t count, Reduction reduction)
   t->slots = r.call.workspace + r.at.slots;
   t->slot_count = count;
   t->slot_bytes = r.k->slot_bytes(reduction, t->dim);
-  t->list = list_in(r.call.workspace + r.at.list, most_listed(listed_entries(r.call.problem), least_listed(r.d.kind)));
+  t->list = list_in(r.call.workspace + r.at.list, listed_entries(r.call.problem), least_listed(r.d.kind));
 }
 
 static void run_bags(const Run &r)

@@ -122,7 +122,7 @@ static cudaError_t lay_out(const shf_device_problem &p, Layout *at)
   at->arg = bytes;
   if (again && by_first) bytes += shf_align64(cells * 8);
   at->list = bytes;
-  if (reduces(d, t)) bytes += list_bytes(most_listed(p.batch * d.rows, STREAM_LONGEST + 1));
+  if (reduces(d, t)) bytes += list_bytes(p.batch * d.rows, STREAM_LONGEST + 1);
   at->slots = bytes;
   if (reduces(d, t)) {
     at->slot_count = slots_for(p.batch * d.rows);
@@ -237,7 +237,7 @@ static Task segment_task(const Run &r, const Sorted *sorted)
   t.slots = r.call.workspace + r.at.slots;
   t.slot_count = r.at.slot_count;
   t.slot_bytes = r.k->slot_bytes(reduction_of(r.traits), d.dim);
-  t.list = list_in(r.call.workspace + r.at.list, most_listed(t.batch * t.entries, STREAM_LONGEST + 1));
+  t.list = list_in(r.call.workspace + r.at.list, t.batch * t.entries, STREAM_LONGEST + 1);
   t.awaits = 1;
   return t;
 }

@@ -24,9 +24,7 @@ template <class E, bool NARROW> struct RunTile {
   ref to[RUN_ROOM];          // what its run is added to, where that ends with it
   unsigned heads[RUN_WORDS]; // a bit for each entry that begins a run, or is none of one
   Span found[MOST_LONG];     // the others
-  int found_count, room;
-  uint32_t group;
-  int64_t item;
+  int found_count;
 };
 
 // The first entry from `at` on that begins a run; RUN_ROOM: none that is looked at.
@@ -125,24 +123,6 @@ __device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NAR
   __syncwarp();
 }
 
-// Lists the runs that are not short, all of a tile at once.
-template <class E, bool NARROW> __device__ __forceinline__ void list_runs(const Task &t, RunTile<E, NARROW> *tile)
-{
-  if (tile->found_count == 0) return;
-  int lane = (int)threadIdx.x % WARP;
-  if (lane == 0) {
-    int64_t items = 0;
-    for (int i = 0; i < tile->found_count; i++) items += chunks_of(tile->found[i]);
-    tile->room = enter_list(t, tile->found_count, items, &tile->group, &tile->item);
-  }
-  __syncwarp();
-  int64_t item = tile->item;
-  for (int i = 0; tile->room && i < tile->found_count; i++) {
-    list_group(t, tile->found[i], tile->group + (uint32_t)i, item, lane, WARP);
-    item += chunks_of(tile->found[i]);
-  }
-}
-
 // Entries of a stream: rows of the gradient, and with ADDS what runs that end with them are added to, in flight together.
 template <class E, int VE, bool NARROW, bool ADDS> struct RunBatch {
   enum { COUNT = 4 };
@@ -235,7 +215,8 @@ __global__ void __launch_bounds__(RUN_WARPS *WARP, RunBlocks<E, COEFFICIENTS, AD
     if (entries.are_dropped()) break;
     if (entries.are_inside_run(t)) continue;
     look_at_tile<E, NARROW>(t, entries, base, all, &tile, coefficients);
-    if (blockIdx.y == 0) list_runs(t, &tile);
+    for (int i = 0; blockIdx.y == 0 && i < tile.found_count; i++)
+      leave_group(given, tile.found[i], (int)threadIdx.x % WARP, WARP, 0xffffffffu);
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y)
       stream_runs<E, VE, NARROW, ADDS>(t, m, tile, coefficients, spot_of(t, m, columns, VE));
   }

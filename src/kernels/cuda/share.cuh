@@ -3,13 +3,14 @@
 #ifndef SHF_CUDA_SHARE_CUH
 #define SHF_CUDA_SHARE_CUH
 
+#include "long_list.cuh"
 #include "rower.cuh"
 
 namespace shf {
 
 // Reduces up to 256 places from `entry` on by a team. The result is right in the team's first rower. `parts` has room
 // for a term of each thread.
-template <class E, int VE, class Op, bool NARROW>
+template <class E, int VE, class Op, bool NARROW, bool AHEAD = false>
 __device__ __forceinline__ Op share_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, Op *parts,
                                            int64_t problem, int64_t entry, int places, const Spot &at,
                                            typename E::acc scale)
@@ -26,7 +27,7 @@ __device__ __forceinline__ Op share_places(const Task &t, const Team &m, const S
     __syncwarp();
     Op term;
     term.start();
-    take_rows<E, VE, Op, NARROW, !NARROW, false, false>(t, term, s, SHF_FAN_IN, first, at, scale);
+    take_rows<E, VE, Op, NARROW, !NARROW, false, AHEAD>(t, term, s, SHF_FAN_IN, first, at, scale);
     if (base > 0) team_sync(m); // the first rower is done with the terms before
     own[m.rower * m.lanes] = term;
     team_sync(m);
@@ -54,21 +55,6 @@ __device__ __forceinline__ Op share_places(const Task &t, const Team &m, const S
 __device__ __forceinline__ char *slot_at(const Task &t, const LongGroup &g, int64_t chunk)
 {
   return t.slots + (g.slot + chunk) * t.slot_bytes;
-}
-
-// Makes ready the slots of a long group, by `threads` threads: nothing has arrived there yet. Of sixteen slots the
-// first few count arrivals, one for each level of the tree (see climb).
-__device__ __forceinline__ void claim_slots(const Task &t, const Span &span, int thread, int threads)
-{
-  enum { LEVELS = 12 }; // 16^12 chunks are more than 2^46 entries have
-  int64_t chunks = (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK;
-  char *slots = t.slots + first_slot(span.start) * t.slot_bytes;
-  for (int64_t tile = 0; tile < t.tiles; tile++)
-    for (int64_t node = (int64_t)thread * SHF_FAN_IN; node < chunks; node += (int64_t)threads * SHF_FAN_IN) {
-      int64_t below = SHF_FAN_IN; // chunks of a node of this level
-      for (int level = 0; level < LEVELS && node % below == 0 && node + level < chunks; level++, below *= SHF_FAN_IN)
-        slot_head(slots + (node + level) * t.slot_bytes, tile)->arrived = 0;
-    }
 }
 
 // Counts an arrival; what the rower's lanes have stored is seen by who comes later.
@@ -118,14 +104,6 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
   term.finish(t, g.problem, g.group, g.length, at, held);
 }
 
-// A chunk of a group whose entries are [start, end), as it is listed.
-enum { PLACES_BITS = 9 };
-__device__ __forceinline__ LongItem item_of(const Span &span, uint32_t group, int64_t chunk)
-{
-  int64_t entry = span.start + chunk * SHF_CHUNK;
-  return LongItem{group, (uint32_t)chunk, entry << PLACES_BITS | min((int64_t)SHF_CHUNK, span.end - entry)};
-}
-
 // One chunk: its places, and what by_frequency multiplies with.
 template <class E> struct Chunk {
   LongGroup g;
@@ -143,49 +121,6 @@ __device__ __forceinline__ Chunk<E> chunk_of(const Task &t, const LongGroup &g, 
   return c;
 }
 
-// Enters `groups` groups with `items` chunks into the list; true when there is room. (Offsets that are out of order can
-// claim more.)
-__device__ __forceinline__ bool enter_list(const Task &t, int groups, int64_t items, uint32_t *group, int64_t *item)
-{
-  unsigned long long before =
-      atomicAdd(t.list.count, (unsigned long long)groups << ITEM_BITS | (unsigned long long)items);
-  *group = (uint32_t)(before >> ITEM_BITS);
-  *item = (int64_t)(before & ((1ull << ITEM_BITS) - 1));
-  return *group + (int64_t)groups <= t.list.most && *item + items <= t.list.most;
-}
-
-__device__ __forceinline__ int64_t chunks_of(const Span &span)
-{
-  return (span.end - span.start + SHF_CHUNK - 1) / SHF_CHUNK;
-}
-
-// Writes a group that was entered, and its chunks, by `threads` threads.
-__device__ __forceinline__ void list_group(const Task &t, const Span &span, uint32_t group, int64_t item, int thread,
-                                           int threads)
-{
-  int64_t chunks = chunks_of(span);
-  if (thread == 0)
-    t.list.groups[group] =
-        LongGroup{span.problem, span.group, span.start, span.end - span.start, first_slot(span.start)};
-  for (int64_t i = thread; i < chunks; i += threads) t.list.items[item + i] = item_of(span, group, i);
-  if (chunks > 1) claim_slots(t, span, thread, threads);
-}
-
-// What was claimed without room must not be read as it is.
-__device__ __forceinline__ void give_up(const Task &t, int64_t item, int64_t items, int thread, int threads)
-{
-  int64_t end = min(item + items, t.list.most);
-  for (int64_t i = item + thread; i < end; i += threads) t.list.items[i] = LongItem{NOT_LISTED, 0, 0};
-}
-
-// The next numbers for the rowers of a warp, which are neighbours; all tiles of columns come one after the other.
-__device__ __forceinline__ int64_t take_numbers(const Task &t, int rowers)
-{
-  unsigned long long first = 0;
-  if (threadIdx.x % WARP == 0) first = atomicAdd(t.list.count + 1, (unsigned long long)rowers);
-  return (int64_t)first; // right in the first lane
-}
-
 // The chunks that were listed: a warp's rowers take some, then the next that nobody has. Where nothing is long, as is
 // usual, there are none.
 template <class E, int VE, class Op, int USUAL>
@@ -195,7 +130,10 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   begin_kernel();
-  int64_t items = min((int64_t)(*t.list.count & ((1ull << ITEM_BITS) - 1)), t.list.most), all = items * t.tiles;
+  __shared__ ListEnds ends;
+  if (threadIdx.x == 0) ends = ends_of(t);
+  __syncthreads();
+  int64_t items = ends.end[ITEM_CLASSES - 1], all = items * t.tiles;
   if (items == 0) return;
   Team m = team_of(t.lane_bits, 0);
   int rowers = WALKERS >> t.lane_bits, together = WARP >> t.lane_bits;
@@ -207,7 +145,7 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
     next = take_numbers(t, together);
     bool takes = number < all;
     int64_t tile = takes && t.tiles > 1 ? number / items : 0;
-    LongItem item = t.list.items[takes ? number - tile * items : 0];
+    LongItem item = item_at(t, ends, takes ? number - tile * items : 0);
     takes = takes && item.group != NOT_LISTED;
     Spot at = spot_of(t, m, tile, VE);
     int64_t entry = item.places >> PLACES_BITS, problem = 0;
@@ -280,8 +218,8 @@ __device__ __forceinline__ bool find_chunks(const Task &t, Found *found, int64_t
   return true;
 }
 
-// Blocks look for the chunks of long groups, while the kernel before may still be at the short ones; then teams take one
-// after the other.
+// Blocks look for the chunks of long groups while the kernel before, which makes their slots ready, is at the short ones;
+// then teams take one after the other.
 template <class E, int VE, class Op, int USUAL>
 __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__ Task given)
 {
@@ -289,12 +227,13 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   __shared__ Found found;
-  begin_kernel();
+  begin_beside();
   Team m = team_of(t.lane_bits, t.chunk_bits);
   int rowers = BLOCK >> t.lane_bits, teams = rowers >> t.chunk_bits;
   Stage<E, NARROW> s = stage_in<E, NARROW>(memory, rowers * SHF_FAN_IN, (int)(threadIdx.x >> t.lane_bits) * SHF_FAN_IN);
   Op *parts = (Op *)(memory + stage_bytes<E>(t, NARROW, rowers * SHF_FAN_IN));
   for (int64_t first = 0; find_chunks(t, &found, first); first += Found::LOOKED_AT) {
+    if (found.count > 0) wait_for_launch_before();
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
       for (int base = 0; base < found.count; base += teams) {
@@ -306,13 +245,15 @@ __global__ void __launch_bounds__(BLOCK, 2) share_chunks(const __grid_constant__
       }
     }
   }
+  end_beside();
 }
 
-// For few groups: a team takes one. EACH: blocks of a multiprocessor, so that none waits for others to end.
+// For few groups: a team takes one. EACH: blocks of a multiprocessor, so that none waits for others to end. Where there are
+// no more than two, there are registers for sixteen rows in flight.
 template <class E, int VE, class Op, int USUAL, int EACH>
 __global__ void __launch_bounds__(BLOCK, EACH) share_groups(const __grid_constant__ Task given)
 {
-  enum { NARROW = USUAL >= 0 };
+  enum { NARROW = USUAL >= 0, ROOMY = NARROW && EACH <= 2 && Op::TAKES_COEFFICIENTS };
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
   begin_kernel();
@@ -323,14 +264,15 @@ __global__ void __launch_bounds__(BLOCK, EACH) share_groups(const __grid_constan
   int64_t all = t.groups * t.batch;
   for (int64_t base = (int64_t)blockIdx.x * teams; base < all; base += (int64_t)gridDim.x * teams) {
     int64_t g = base + m.number;
+    if (USUAL == BY_INDEX && t.bag_length < 0 && m.rower == 0 && t.guess_length) ask_for_indices(t, m, min(g, all - 1));
     Span span = span_of(t, min(g, all - 1));
     int64_t length = span.end - span.start;
     bool is_too_long = length > SHF_CHUNK, takes = g < all && !is_too_long;
     if (is_too_long && g < all && m.rower == 0 && blockIdx.y == 0) claim_slots(t, span, m.lane, m.lanes);
     for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
       Spot at = spot_of(t, m, tile, VE);
-      Op total =
-          share_places<E, VE, Op, NARROW>(t, m, s, parts, span.problem, span.start, takes ? (int)length : 0, at, 1);
+      Op total = share_places<E, VE, Op, NARROW, ROOMY>(t, m, s, parts, span.problem, span.start,
+                                                        takes ? (int)length : 0, at, 1);
       typename E::acc held[VE];
       if (m.rower == 0 && takes)
         total.widened(t, span.problem, span.start).finish(t, span.problem, span.group, length, at, held);

@@ -77,7 +77,8 @@ template <class E, class Op> size_t team_bytes(const Task &t, bool narrow)
   return (size_t)(stage_bytes<E>(t, narrow, (BLOCK >> t.lane_bits) * SHF_FAN_IN) + BLOCK * (int64_t)sizeof(Op));
 }
 
-enum { CHUNK_BLOCKS = 8, CHUNK_ROOM = 16 << 10 }; // of a processor; bytes of a block
+// Of a processor: alone, or beside the streams of short groups, which need registers too. Bytes of a block.
+enum { CHUNK_BLOCKS = 8, CHUNK_BLOCKS_IN_ORDER = 5, CHUNK_BLOCKS_BY_PAYLOAD = 4, CHUNK_ROOM = 16 << 10 };
 
 // The kernels that are compiled for usual tasks, and those for the rest. Only whole words are usual.
 template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::WIDE && is_usual(t); }
@@ -110,12 +111,12 @@ template <class E, int VE> bool is_usual_here(const Task &t) { return VE == E::W
 
 // The chunks that were listed, by as many rowers as fill the device. Places of a whole chunk are decoded at once, where
 // there is room, so that loads never run dry.
-template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, Task t)
+template <class E, int VE, class Op, int USUAL> void launch_listed(Launcher &l, Task t, int each)
 {
-  int64_t rowers = WALKERS >> t.lane_bits, most = (int64_t)l.device.processors * CHUNK_BLOCKS;
+  int64_t rowers = WALKERS >> t.lane_bits, most = (int64_t)l.device.processors * each;
   t.stage_places = SHF_CHUNK;
   while (t.stage_places > SHF_FAN_IN && walk_bytes<E>(t, USUAL >= 0) > CHUNK_ROOM) t.stage_places /= 2;
-  int64_t blocks = (t.list.most + rowers - 1) / rowers < most ? (t.list.most + rowers - 1) / rowers : most;
+  int64_t wanted = (t.list.most + t.list.room[0] + rowers - 1) / rowers, blocks = wanted < most ? wanted : most;
   launch(l, walk_chunks<E, VE, Op, USUAL>, grid_of(blocks, 1), WALKERS, walk_bytes<E>(t, USUAL >= 0), t);
 }
 
@@ -143,11 +144,18 @@ template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, Ta
     int64_t teams = SHORT_WALKERS >> t.lane_bits;
     send(sums_short, sum_short<E, VE, USUAL>, teams * SHORT_GROUPS, SHORT_WALKERS, (size_t)teams * sizeof(ShortGroups));
   }
-  if constexpr (USUAL == IN_ORDER || USUAL == BY_PAYLOAD)
+  if constexpr (USUAL == IN_ORDER || USUAL == BY_PAYLOAD) {
+    if (l.loading || streams) {
+      bool few = groups < l.device.processors * STREAM_BLOCKS * rowers * STREAM_GROUPS;
+      int beside = USUAL == IN_ORDER ? CHUNK_BLOCKS_IN_ORDER : CHUNK_BLOCKS_BY_PAYLOAD;
+      list_long(l, t, STREAM_LONGEST);
+      launch_listed<E, VE, Op, USUAL>(l, t, few ? (int)CHUNK_BLOCKS : beside);
+    }
     send(streams, stream_groups<E, VE, Op, USUAL>, rowers * STREAM_GROUPS, WALKERS, (size_t)rowers * sizeof(Stream));
+  }
   send(!sums_short && !streams, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, rowers, WALKERS,
        walk_bytes<E>(t, USUAL >= 0));
-  if (l.loading || lists) launch_listed<E, VE, Op, USUAL>(l, t);
+  if (l.loading || (lists && !streams)) launch_listed<E, VE, Op, USUAL>(l, t, CHUNK_BLOCKS);
   if (seeks && !l.loading) launch_sought<E, VE, Op, USUAL>(l, t);
 }
 
@@ -161,9 +169,10 @@ template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &
       if (l.loading || wanted) launch(l, kernel, grid, BLOCK, team_bytes<E, Op>(t, USUAL >= 0), t);
     };
     if constexpr (USUAL >= 0 && Op::TAKES_COEFFICIENTS) { // fewer registers only where blocks would wait otherwise
-      bool crowded = (int64_t)grid.x * grid.y > (int64_t)l.device.processors * 3;
-      share(!crowded, share_groups<E, VE, Op, USUAL, 3>);
-      share(crowded, share_groups<E, VE, Op, USUAL, 4>);
+      int64_t blocks = (int64_t)grid.x * grid.y, processors = l.device.processors;
+      share(blocks <= processors * 2, share_groups<E, VE, Op, USUAL, 2>);
+      share(blocks > processors * 2 && blocks <= processors * 3, share_groups<E, VE, Op, USUAL, 3>);
+      share(blocks > processors * 3, share_groups<E, VE, Op, USUAL, 4>);
     } else {
       share(true, share_groups<E, VE, Op, USUAL, 2>);
     }
@@ -217,8 +226,8 @@ template <class E, int VE> void launch_runs(Launcher &l, Task t)
   send(false, true, false, walk_runs<E, VE, true, false, NOT_USUAL>);
   send(false, true, true, walk_runs<E, VE, true, true, NOT_USUAL>);
   if constexpr (VE == E::WIDE)
-    if (l.loading || as_usual) launch_listed<E, VE, Op, BY_GRADIENT>(l, t);
-  if (l.loading || !as_usual) launch_listed<E, VE, Op, NOT_USUAL>(l, t);
+    if (l.loading || as_usual) launch_listed<E, VE, Op, BY_GRADIENT>(l, t, CHUNK_BLOCKS);
+  if (l.loading || !as_usual) launch_listed<E, VE, Op, NOT_USUAL>(l, t, CHUNK_BLOCKS);
 }
 
 // Whether lanes may own WIDE columns: every row of every operand must be aligned for it.
@@ -254,7 +263,7 @@ template <class E> struct Stamp {
   static int64_t slot_bytes(Reduction reduction, int64_t dim)
   {
     int64_t bytes = Sum<E, 1>::slot_bytes(dim);
-    if (reduction == REDUCE_EXTREME) bytes = Extreme<E, 1, false, int64_t>::slot_bytes(dim);
+    if (reduction == REDUCE_EXTREME) bytes = Extreme<E, 1, false, true, int64_t>::slot_bytes(dim);
     if constexpr (!E::QUANTISED)
       if (reduction == REDUCE_PROD) bytes = Prod<E, 1>::slot_bytes(dim);
     return shf_align64(bytes);
@@ -264,7 +273,9 @@ template <class E> struct Stamp {
   {
     t.store_wide = stores_wide<E>(t, VE);
     if (reduction == REDUCE_EXTREME) {
-      if (l.loading || !t.count_ties) launch_groups<E, VE, Extreme<E, VE, false>>(l, t);
+      bool names = t.arg.data != nullptr;
+      if (l.loading || (!t.count_ties && names)) launch_groups<E, VE, Extreme<E, VE, false>>(l, t);
+      if (l.loading || (!t.count_ties && !names)) launch_groups<E, VE, Extreme<E, VE, false, false>>(l, t);
       if constexpr (!E::QUANTISED)
         if (l.loading || t.count_ties) launch_groups<E, VE, Extreme<E, VE, true>>(l, t);
     } else if (reduction == REDUCE_SUM) {

@@ -1,5 +1,6 @@
 // stream.cuh: segments of a large problem: a rower goes through the rows of several short groups in one stream, so that
-// loads are in flight across groups. Longer groups are listed on the way, and left to walk_chunks.
+// loads are in flight across groups. Longer groups have been listed before (list_long), and are walk_chunks', which is
+// under way at the same time.
 #ifndef SHF_CUDA_STREAM_CUH
 #define SHF_CUDA_STREAM_CUH
 
@@ -11,6 +12,7 @@ enum {
   STREAM_GROUPS = 4,   // of one rower
   STREAM_LONGEST = 64, // places of a group; with more it is listed
   STREAM_PLACES = STREAM_GROUPS * STREAM_LONGEST,
+  STREAM_BLOCKS = 8, // of a processor; twice as many where sums of 16-bit rows need fewer registers
   NO_END = 255,
 };
 
@@ -22,47 +24,16 @@ struct Stream {                                    // a group ends with a quad o
 };
 static_assert(sizeof(Stream) % 16 == 0, "refs are loaded sixteen bytes at a time");
 
-// Lists the groups that are too long for a stream, a warp's at once.
-__device__ __forceinline__ void list_warp(const Task &t, const Span &span, bool is_long)
-{
-  int lane = (int)threadIdx.x % WARP, chunks = is_long ? (int)chunks_of(span) : 0, sum = chunks, room = 0;
-  unsigned found = __ballot_sync(0xffffffffu, is_long);
-  if (!found) return;
-  for (int step = 1; step < WARP; step *= 2) {
-    int other = __shfl_up_sync(0xffffffffu, sum, step);
-    if (lane >= step) sum += other;
-  }
-  uint32_t group = 0;
-  int64_t item = 0;
-  if (lane == WARP - 1) room = enter_list(t, __popc(found), sum, &group, &item);
-  room = __shfl_sync(0xffffffffu, room, WARP - 1);
-  group = __shfl_sync(0xffffffffu, group, WARP - 1);
-  item = __shfl_sync(0xffffffffu, item, WARP - 1);
-  for (; found; found &= found - 1, group++) {
-    int whose = __ffs((int)found) - 1;
-    Span its = {0, __shfl_sync(0xffffffffu, span.group, whose), __shfl_sync(0xffffffffu, span.start, whose),
-                __shfl_sync(0xffffffffu, span.end, whose)};
-    int64_t first = item + __shfl_sync(0xffffffffu, sum - chunks, whose);
-    if (room)
-      list_group(t, its, group, first, lane, WARP);
-    else
-      give_up(t, first, chunks_of(its), lane, WARP);
-  }
-}
-
 // Where the rows of the rower's groups lie, one group behind the other, each filled up to whole quads: by no rows, or
 // with REPEAT by the group's last. Returns how many places that makes.
 template <class E, bool REPEAT>
 __device__ __forceinline__ int decode_stream(const Task &t, const Team &m, Stream *own, int64_t first)
 {
-  for (int base = 0; base < STREAM_GROUPS; base += m.lanes) {
-    int k = base + m.lane;
+  for (int k = m.lane; k < STREAM_GROUPS; k += m.lanes) {
     Span span = span_of(t, min(first + k, t.groups - 1));
-    bool is_one = k < STREAM_GROUPS && first + k < t.groups, is_short = span.end - span.start <= STREAM_LONGEST;
-    if (blockIdx.y == 0) list_warp(t, span, is_one && !is_short);
-    if (k >= STREAM_GROUPS) continue;
+    bool is_one = first + k < t.groups && span.end - span.start <= STREAM_LONGEST;
     own->start[k] = (int)span.start;
-    own->length[k] = is_one && is_short ? (int)(span.end - span.start) : -1;
+    own->length[k] = is_one ? (int)(span.end - span.start) : -1;
   }
   __syncwarp();
   int length[STREAM_GROUPS], start[STREAM_GROUPS], begin[STREAM_GROUPS + 1];
@@ -143,13 +114,12 @@ template <class E, int VE, class Op> struct Streamer {
 };
 
 template <class E, int VE, class Op, int USUAL>
-__global__ void __launch_bounds__(WALKERS,
-                                  E::BITS == 32 && Op::TAKES_COEFFICIENTS ? 9 : (int)Blocks<E, Op, USUAL>::EACH)
+__global__ void __launch_bounds__(WALKERS, E::BITS == 16 && Op::TAKES_COEFFICIENTS ? 2 * STREAM_BLOCKS : STREAM_BLOCKS)
     stream_groups(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
   extern __shared__ __align__(16) char memory[];
-  begin_kernel();
+  begin_beside();
   Team m = team_of(t.lane_bits, 0);
   int rowers = WALKERS >> t.lane_bits;
   Stream *own = (Stream *)memory + m.number;
@@ -167,6 +137,7 @@ __global__ void __launch_bounds__(WALKERS,
       s.close(k);
     }
   }
+  end_beside();
 }
 
 } // namespace shf

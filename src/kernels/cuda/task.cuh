@@ -46,26 +46,25 @@ struct LongGroup {
   int64_t problem, group, start, length, slot;
 };
 
-// In large problems kernels list what they leave to walk_chunks: groups, and their chunks one by one. Both are counted
-// in one word; in the next one, what has been taken from it.
+// In large problems kernels list what they leave to walk_chunks: groups, and their chunks one by one, as in long_list.cuh.
 struct alignas(16) LongItem { // stored at once: of ids out of order, many may claim one place
-  uint32_t group, chunk; // which of the list, and of its chunks
-  int64_t places;        // its first entry, and how many there are (see item_of)
+  uint32_t group, chunk;      // which of the list, and of its chunks
+  int64_t places;             // its first entry, and how many there are (see item_of)
 };
+// Chunks of about the same length are of one class, since rowers of a warp take neighbours, and wait for the longest.
+enum { ITEM_CLASSES = 4, LISTED_GROUPS = ITEM_CLASSES, ITEMS_TAKEN, LIST_COUNTS };
 struct LongList {
-  unsigned long long *count;
+  unsigned long long *count; // items of each class, groups, and what has been taken: LIST_COUNTS
   LongGroup *groups;
-  LongItem *items;
-  int64_t most; // groups, and items, that there is room for
+  LongItem *items[ITEM_CLASSES];
+  int64_t most, room[ITEM_CLASSES]; // groups, and items of each class, that there is room for
 };
-enum : uint32_t { ITEM_BITS = 32, NOT_LISTED = UINT32_MAX };
+enum : uint32_t { NOT_LISTED = UINT32_MAX };
 
-__device__ __forceinline__ void clear_list(unsigned long long *count) { count[0] = count[1] = 0; }
-
-// Room for all groups of at least `least` places, of which there are no more chunks than this.
-__host__ __device__ __forceinline__ int64_t most_listed(int64_t entries, int64_t least)
+__device__ __forceinline__ void clear_list(unsigned long long *count)
 {
-  return least > SHF_CHUNK ? entries / SHF_CHUNK * 2 + 2 : entries / least + 1;
+#pragma unroll
+  for (int i = 0; i < LIST_COUNTS; i++) count[i] = 0;
 }
 
 struct Task {

@@ -218,10 +218,25 @@ template <class E, int VE> struct Prod {
 
 template <class A> __device__ __forceinline__ bool same_value(A a, A b) { return a == b || (a != a && b != b); }
 
-template <class E, int VE, bool TIES, class Position = int> struct Extreme {
+// A value that the compiler does not recognise: it would make a choice between two numbers a maximum, which has another
+// NaN, and another zero where both are there.
+__device__ __forceinline__ float disguised(float x)
+{
+  asm("" : "+f"(x));
+  return x;
+}
+__device__ __forceinline__ double disguised(double x)
+{
+  asm("" : "+d"(x));
+  return x;
+}
+template <class T> __device__ __forceinline__ T disguised(T x) { return x; }
+
+// NAMES: places are kept; without, only values are.
+template <class E, int VE, bool TIES, bool NAMES = true, class Position = int> struct Extreme {
   typedef typename E::acc acc;
   typedef typename E::best best;
-  typedef Extreme<E, VE, TIES, int64_t> Result;
+  typedef Extreme<E, VE, TIES, NAMES, int64_t> Result;
   enum { TAKES_COEFFICIENTS = 0, USUAL = !TIES, REPEATS = !TIES };
   best v[VE];
   Position at_place[VE]; // or the number of equal ones
@@ -239,8 +254,8 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
     acc mine = E::value(v[j]), theirs = E::value(x);
     bool takes = there && !(theirs <= mine) && mine == mine;
     if (TIES && there && !takes && same_value(theirs, mine)) at_place[j] += position;
-    v[j] = takes ? x : v[j];
-    at_place[j] = takes ? position : at_place[j];
+    v[j] = takes ? x : disguised(v[j]);
+    if (NAMES) at_place[j] = takes ? position : at_place[j];
   }
   __device__ __forceinline__ void take(const Task &t, const Columns<E, VE> &row, bool there, acc, int place)
   {
@@ -263,7 +278,7 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
   __device__ __forceinline__ Result widened(const Task &t, int64_t problem, int64_t entry) const
   {
     Result r;
-    bool names = !TIES && t.arg.data;
+    bool names = NAMES && !TIES && t.arg.data;
     r.first = names && first >= 0 ? id_of(t, problem, entry + first) : first;
 #pragma unroll
     for (int j = 0; j < VE; j++) {
@@ -284,14 +299,14 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
     char *cells = slot + slot_head_bytes(t.dim);
     if (at.first) slot_head(slot, at.tile)->counted = first;
     store_acc<best, VE>(cells, at, t.dim, v);
-    store_acc<Position, VE>(cells + values_bytes(t.dim), at, t.dim, at_place);
+    if (NAMES) store_acc<Position, VE>(cells + values_bytes(t.dim), at, t.dim, at_place);
   }
   __device__ __forceinline__ void load(const Task &t, char *slot, const Spot &at)
   {
     const char *cells = slot + slot_head_bytes(t.dim);
     first = (Position)__ldcg((const long long *)&slot_head(slot, at.tile)->counted);
     load_acc<best, VE>(cells, at, t.dim, v);
-    load_acc<Position, VE>(cells + values_bytes(t.dim), at, t.dim, at_place);
+    if (NAMES) load_acc<Position, VE>(cells + values_bytes(t.dim), at, t.dim, at_place);
   }
   __device__ __forceinline__ static void hold(const Task &, int64_t, int64_t, const Spot &, acc *) {}
 
@@ -324,9 +339,9 @@ template <class E, int VE, bool TIES, class Position = int> struct Extreme {
       else
         Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
     }
-    char *arg = TIES         ? t.counts.data + problem * t.counts.batch_stride + group * t.counts.row_stride
-                : t.arg.data ? t.arg.data + problem * t.arg.batch_stride + group * t.arg.row_stride
-                             : nullptr;
+    char *arg = TIES                  ? t.counts.data + problem * t.counts.batch_stride + group * t.counts.row_stride
+                : NAMES && t.arg.data ? t.arg.data + problem * t.arg.batch_stride + group * t.arg.row_stride
+                                      : nullptr;
     if (!arg) return;
 #pragma unroll
     for (int j = 0; j < VE; j++) {

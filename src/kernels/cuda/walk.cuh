@@ -7,33 +7,12 @@
 
 namespace shf {
 
-// A rower leaves a group that is too long to walk_chunks, or where there is no list to share_chunks. (Not inlined, so that it takes no registers from the rest.)
-static __device__ __noinline__ void leave_group(const Task &t, Span span, int lane_bits)
-{
-  Team m = team_of(lane_bits, 0);
-  if (!t.list.count) {
-    claim_slots(t, span, m.lane, m.lanes);
-    return;
-  }
-  uint32_t group = 0;
-  int64_t item = 0;
-  int room = 0;
-  if (m.lane == 0) room = enter_list(t, 1, chunks_of(span), &group, &item);
-  room = __shfl_sync(m.mask, room, 0, m.lanes);
-  group = __shfl_sync(m.mask, group, 0, m.lanes);
-  item = __shfl_sync(m.mask, item, 0, m.lanes);
-  if (room) {
-    list_group(t, span, group, item, m.lane, m.lanes);
-    return;
-  }
-  give_up(t, item, chunks_of(span), m.lane, m.lanes);
-}
-
-// Whether a group is too long for one rower. `given` is the kernel's own parameter.
+// Whether a group is too long for one rower, which leaves it then.
 __device__ __forceinline__ bool is_long(const Task &given, const Span &span)
 {
   if (span.end - span.start <= SHF_CHUNK) return false;
-  if (blockIdx.y == 0) leave_group(given, span, given.lane_bits);
+  Team m = team_of(given.lane_bits, 0);
+  if (blockIdx.y == 0) leave_group(given, span, m.lane, m.lanes, m.mask);
   return true;
 }
 
@@ -140,10 +119,54 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
   return total;
 }
 
+// Where there are as many entries as groups, each may well have one: rows are asked for before offsets are there to tell,
+// and stored if they do. Returns false, and has stored nothing, where a group of the warp has another.
+template <class E, int VE> __device__ __forceinline__ bool put_single_rows(const Task &t, const Team &m, int64_t first)
+{
+  typedef typename E::acc acc;
+  uint32_t refs[SHORT_GROUPS];
+  bool single = true;
+#pragma unroll
+  for (int k = 0; k < SHORT_GROUPS; k++)
+    refs[k] = (uint32_t)decode_place<E, true>(t, 0, min(first + k, t.entries - 1)).ref;
+  for (int k = m.lane; k < SHORT_GROUPS; k += m.lanes) {
+    Span span = span_of(t, min(first + k, t.groups - 1));
+    single &= span.start == min(first + k, t.groups - 1) && span.end == span.start + 1;
+  }
+  for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
+    Spot at = spot_of(t, m, tile, VE);
+    const char *base = lane_base<E>(t.source, at);
+    Columns<E, VE> row[SHORT_GROUPS];
+#pragma unroll
+    for (int k = 0; k < SHORT_GROUPS; k++)
+      row[k].fetch(base + Ref<true>::offset(refs[k], t.source.row_stride), E::QUANTISED ? at.column : 0, t.dim,
+                   refs[k] != no_row<true>() && at.active);
+    if (!__all_sync(0xffffffffu, single)) return false;
+#pragma unroll
+    for (int k = 0; k < SHORT_GROUPS; k++) {
+      Sum<E, VE> sum;
+      sum.start();
+      sum.take(t, row[k], true, 1, 0);
+      acc x[VE];
+#pragma unroll
+      for (int j = 0; j < VE; j++) x[j] = sum.v[j] + acc(0);
+      if (at.active && first + k < t.groups)
+        Out<E, VE>::store(t.target.data + (first + k) * t.target.row_stride, at.column, t.dim, x, t.out_dtype,
+                          t.store_wide);
+    }
+  }
+  return true;
+}
+
+// Blocks of a multiprocessor: as many as need not spill registers.
+template <class E, int USUAL> struct ShortBlocks {
+  enum { EACH = sizeof(typename E::acc) == 8 ? 8 : USUAL == BY_INDEX ? 12 : 16 };
+};
+
 // Each rower takes eight groups and goes through all their rows in one stream, so that loads are in flight across
 // groups; a result is stored wherever a group ends. (Sixteen rows or fewer are added from left to right.)
 template <class E, int VE, int USUAL>
-__global__ void __launch_bounds__(SHORT_WALKERS, sizeof(typename E::acc) == 8 ? 8 : 16)
+__global__ void __launch_bounds__(SHORT_WALKERS, ShortBlocks<E, USUAL>::EACH)
     sum_short(const __grid_constant__ Task given)
 {
   const Task &t = usual<USUAL>(given);
@@ -155,6 +178,7 @@ __global__ void __launch_bounds__(SHORT_WALKERS, sizeof(typename E::acc) == 8 ? 
   int rowers = SHORT_WALKERS >> t.lane_bits;
   ShortGroups *own = (ShortGroups *)memory + m.number;
   int64_t first = ((int64_t)blockIdx.x * rowers + m.number) * SHORT_GROUPS;
+  if (USUAL == BY_INDEX && t.guess_length == 1 && put_single_rows<E, VE>(t, m, first)) return;
   unsigned empty;
   int total = decode_short<E>(t, m, own, first, &empty), longest = most_of_warp(total);
   for (int64_t tile = blockIdx.y; tile < t.tiles; tile += gridDim.y) {
