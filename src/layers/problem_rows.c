@@ -1,6 +1,8 @@
 /* problem_rows.c: a row-sparse gradient on a device: entries are grouped there, the rows that they name counted and
  * numbered, and the gradient computed for a table that has these rows only, by the same kernels as the dense one's, so that
  * it has its bits. The host waits once, for how many rows there are, since that is the shape of the result. */
+#include <inttypes.h>
+
 #include "core/device_api.h"
 #include "layers/layers_impl.h"
 
@@ -85,6 +87,7 @@ sheaf_status shf_problem_run_rows(shf_problem *p)
   sheaf_tensor *ids = NULL, *sparse = NULL;
   if (d->kind != SHEAF_BAG_MAX_BACKWARD) d->grad_write = SHEAF_GRAD_TOUCHED; /* as are all rows of the compact table */
   SHF_REQUIRE(!p->call->outputs[0], UNSUPPORTED, "a row-sparse gradient cannot be written into a given tensor");
+  SHF_REQUIRE(!p->call->batch, UNSUPPORTED, "rows of %" PRId64 " gradients cannot be found at once", p->call->batch);
   sheaf_status status = run_compact(p, device, &rows, &ids);
   shf_place_free(device, rows.grouping, 0);
   shf_place_free(device, rows.compact_grouping, 0);

@@ -286,7 +286,8 @@ static sheaf_status make_gradient(const sheaf_call *call, const sheaf_frame *fra
   return status;
 }
 
-/* The same made by the device itself, which numbers the rows as well (problem_rows.c). */
+/* The same made by the device itself, which numbers the rows as well (problem_rows.c). Nothing comes where a layer of
+ * somebody else's has answered for the device, which knows of no such gradient. */
 static sheaf_status send_to_device(const sheaf_call *call, const sheaf_frame *frame, sheaf_tensor **sparse)
 {
   sheaf_tensor *outputs[2] = {NULL, NULL};
@@ -298,7 +299,10 @@ static sheaf_status send_to_device(const sheaf_call *call, const sheaf_frame *fr
   there.attrs = attrs;
   there.wanted = 1;
   SHF_TRY(shf_redispatch(&there, frame));
-  *sparse = outputs[0];
+  if (outputs[0] && sheaf_tensor_form(outputs[0]) == SHEAF_FORM_SPARSE)
+    *sparse = outputs[0];
+  else
+    sheaf_tensor_release(outputs[0]);
   return SHEAF_OK;
 }
 
@@ -336,9 +340,9 @@ static sheaf_status gradient(const sheaf_call *call, const sheaf_frame *frame)
   sheaf_tensor *indices, *sparse = NULL;
   SHF_TRY(own_indices(call, index, &rule, frame, &indices));
   int there = shf_is_on(indices, SHEAF_KEY_CUDA) && !rule.each && !rule.problems;
-  sheaf_status status = there && !shf_sparse_is_on(call, SHEAF_KEY_META)
-                            ? send_to_device(call, frame, &sparse)
-                            : make_gradient(call, frame, &rule, index, indices, &sparse);
+  there = there && !shf_sparse_is_on(call, SHEAF_KEY_META);
+  sheaf_status status = there ? send_to_device(call, frame, &sparse) : SHEAF_OK;
+  if (status == SHEAF_OK && !sparse) status = make_gradient(call, frame, &rule, index, indices, &sparse);
   if (status == SHEAF_OK && shf_wants(call, 1)) status = weights_gradient(call, frame);
   if (status == SHEAF_OK)
     call->outputs[0] = sparse;

@@ -193,10 +193,9 @@ static void test_random_offsets_and_indices_never_fault(void **state)
 
 /* The same where there is enough to do to fill the device: bags overlap, so that far more of them are long, and have more
  * chunks, than the entries could hold. */
-static void test_overlapping_bags_of_large_problems_never_fault(void **state)
+static void run_overlapping_bags(int64_t dim, int weighted)
 {
-  (void)state;
-  enum { LARGE_BAGS = 20000, LARGE_INDICES = 1 << 20, LARGE_DIM = 64, LARGE_ROWS = 5000 };
+  enum { LARGE_BAGS = 20000, LARGE_INDICES = 1 << 20, LARGE_ROWS = 5000 };
   test_random random = {11};
   int64_t *offsets = malloc((LARGE_BAGS + 1) * sizeof *offsets);
   assert_non_null(offsets);
@@ -211,20 +210,24 @@ static void test_overlapping_bags_of_large_problems_never_fault(void **state)
   desc.dtype = SHEAF_F32;
   desc.index_dtype = SHEAF_I64;
   desc.rows = LARGE_ROWS;
-  desc.dim = LARGE_DIM;
+  desc.dim = dim;
+  desc.weighted = (uint8_t)weighted;
   desc.indices = LARGE_INDICES;
   desc.bags = LARGE_BAGS;
   desc.bag_form = SHEAF_BAGS_OFFSETS_END;
-  void *indices = gpu_alloc((size_t)LARGE_INDICES * 8), *table = gpu_alloc((size_t)LARGE_ROWS * LARGE_DIM * 4);
-  void *starts = gpu_alloc((LARGE_BAGS + 1) * 8), *out = gpu_alloc((size_t)LARGE_BAGS * LARGE_DIM * 4);
+  void *indices = gpu_alloc((size_t)LARGE_INDICES * 8), *table = gpu_alloc((size_t)(LARGE_ROWS * dim) * 4);
+  void *starts = gpu_alloc((LARGE_BAGS + 1) * 8), *out = gpu_alloc((size_t)(LARGE_BAGS * dim) * 4);
+  void *weights = weighted ? gpu_alloc((size_t)LARGE_INDICES * 4) : NULL;
   gpu_must(sheaf_device_fill(gpu, indices, 0, (size_t)LARGE_INDICES * 8, gpu_stream()), "fill");
-  gpu_must(sheaf_device_fill(gpu, table, 0, (size_t)LARGE_ROWS * LARGE_DIM * 4, gpu_stream()), "fill");
+  gpu_must(sheaf_device_fill(gpu, table, 0, (size_t)(LARGE_ROWS * dim) * 4, gpu_stream()), "fill");
+  if (weighted) gpu_must(sheaf_device_fill(gpu, weights, 0, (size_t)LARGE_INDICES * 4, gpu_stream()), "fill");
   gpu_upload(starts, offsets, (LARGE_BAGS + 1) * 8);
   sheaf_embedding_args args = SHEAF_EMBEDDING_ARGS_INIT;
-  args.table = on_device(&b, table, SHEAF_F32, LARGE_ROWS, LARGE_DIM);
+  args.table = on_device(&b, table, SHEAF_F32, LARGE_ROWS, dim);
   args.indices = on_device(&b, indices, SHEAF_I64, LARGE_INDICES, -1);
   args.offsets = on_device(&b, starts, SHEAF_I64, LARGE_BAGS + 1, -1);
-  args.out = on_device(&b, out, SHEAF_F32, LARGE_BAGS, LARGE_DIM);
+  args.out = on_device(&b, out, SHEAF_F32, LARGE_BAGS, dim);
+  if (weighted) args.weights = on_device(&b, weights, SHEAF_F32, LARGE_INDICES, -1);
   sheaf_plan *plan = NULL;
   gpu_must(sheaf_embedding_select(&desc, NULL, &plan), "select");
   const size_t bytes = sheaf_plan_workspace_size(plan);
@@ -235,6 +238,15 @@ static void test_overlapping_bags_of_large_problems_never_fault(void **state)
   sheaf_plan_free(plan);
   gpu_free_all();
   free(offsets);
+}
+
+/* Usual problems, and those whose kernels are general. */
+static void test_overlapping_bags_of_large_problems_never_fault(void **state)
+{
+  (void)state;
+  run_overlapping_bags(64, 0);
+  run_overlapping_bags(64, 1);
+  run_overlapping_bags(3, 0);
   expect_working();
 }
 

@@ -251,8 +251,8 @@ static void gradients(void)
   }
 }
 
-/* Rows that a device has to find: among few entries and many, of both index types, some of them padding or bad, a row that
- * half of them name, and none at all. */
+/* Rows that a device has to find: among few entries and many, of both index types, some of them padding or bad, all of one
+ * row, and none at all. */
 static void row_sparse_gradients(void)
 {
   static const int64_t sizes[][2] = {{3000, 700}, {150000, 40000}}; /* entries and rows */

@@ -56,7 +56,7 @@ __device__ __forceinline__ int64_t chunks_of(const Span &span)
 struct Listed {
   int64_t full, last;
   uint32_t group;
-  int last_class, has_room;
+  int last_class, has_number, has_room; // the group has a place of its own; its chunks have theirs, too
 };
 
 // Enters a group, by one thread. (Offsets that are out of order can claim more than there is room for.)
@@ -69,19 +69,20 @@ __device__ __forceinline__ Listed enter_list(const Task &t, const Span &span)
   at.group = (uint32_t)group;
   at.last = (int64_t)atomicAdd(t.list.count + at.last_class, 1ull);
   at.full = chunks > 1 ? (int64_t)atomicAdd(t.list.count, (unsigned long long)(chunks - 1)) : 0;
-  at.has_room =
-      group < t.list.most && at.full + chunks - 1 <= t.list.room[0] && at.last < of_class(t.list.room, at.last_class);
+  at.has_number = group < t.list.most;
+  at.has_room = at.has_number && at.full + chunks - 1 <= t.list.room[0] &&
+                at.last < of_class(t.list.room, at.last_class);
   return at;
 }
 
 // Writes a group that was entered, and its chunks, by `threads` threads. What was claimed without room must not be read
-// as it is.
+// as it is; but the group itself is written wherever it has a place, since walk_chunks looks at the first in any case.
 __device__ __forceinline__ void list_group(const Task &t, const Span &span, const Listed &at, int thread, int threads)
 {
   int64_t chunks = chunks_of(span), last_room = of_class(t.list.room, at.last_class);
   uint32_t group = at.has_room ? at.group : NOT_LISTED;
-  if (thread == 0 && at.has_room)
-    t.list.groups[group] =
+  if (thread == 0 && at.has_number)
+    t.list.groups[at.group] =
         LongGroup{span.problem, span.group, span.start, span.end - span.start, first_slot(span.start)};
   for (int64_t i = thread; i + 1 < chunks && at.full + i < t.list.room[0]; i += threads)
     t.list.items[0][at.full + i] = item_of(span, group, i);
@@ -104,6 +105,7 @@ static __device__ __noinline__ void leave_group(const Task &t, Span span, int la
   at.last = __shfl_sync(mask, at.last, 0, lanes);
   at.group = __shfl_sync(mask, at.group, 0, lanes);
   at.last_class = __shfl_sync(mask, at.last_class, 0, lanes);
+  at.has_number = __shfl_sync(mask, at.has_number, 0, lanes);
   at.has_room = __shfl_sync(mask, at.has_room, 0, lanes);
   list_group(t, span, at, lane, lanes);
 }

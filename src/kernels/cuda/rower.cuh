@@ -84,7 +84,9 @@ __device__ __forceinline__ void begin_kernel()
 }
 
 // A kernel that needs nothing of the one before it, but only what that one has waited for, works beside it. Its last block
-// waits in the end, so that it is not done before that one is.
+// waits in the end, so that it is not done before that one is. The one before has to wait before it lets this one begin, as
+// begin_kernel does. (That this one sees what that one has waited for, without a wait of its own, is what devices of 9.0 do;
+// the PTX manual promises it to kernels that wait.)
 __device__ __forceinline__ void begin_beside() { let_next_begin(); }
 __device__ __forceinline__ void end_beside()
 {
