@@ -70,8 +70,8 @@ __device__ __forceinline__ Listed enter_list(const Task &t, const Span &span)
   at.last = (int64_t)atomicAdd(t.list.count + at.last_class, 1ull);
   at.full = chunks > 1 ? (int64_t)atomicAdd(t.list.count, (unsigned long long)(chunks - 1)) : 0;
   at.has_number = group < t.list.most;
-  at.has_room = at.has_number && at.full + chunks - 1 <= t.list.room[0] &&
-                at.last < of_class(t.list.room, at.last_class);
+  at.has_room =
+      at.has_number && at.full + chunks - 1 <= t.list.room[0] && at.last < of_class(t.list.room, at.last_class);
   return at;
 }
 
