@@ -251,8 +251,8 @@ static void gradients(void)
   }
 }
 
-/* Rows that a device has to find: among few entries and many, of both index types, some of them padding or bad, all of one
- * row, and none at all. */
+/* Rows that a device has to find: among few entries and many, of both index types, some of them padding or bad, rows that
+ * thousands name, all of one row, which is padding, and so none at all. */
 static void row_sparse_gradients(void)
 {
   static const int64_t sizes[][2] = {{3000, 700}, {150000, 40000}}; /* entries and rows */
@@ -260,7 +260,8 @@ static void row_sparse_gradients(void)
     int64_t entries = sizes[i / 4][0], rows = sizes[i / 4][1], bags = entries / 5, mode = i % 3;
     sheaf_dtype dtype = i % 2 ? SHEAF_I64 : SHEAF_I32;
     sheaf_tensor *table = tensor_leaf(FLOATS(SHEAF_F32, 24, rows, 4), SHEAF_GRAD_SPARSE), *out;
-    sheaf_tensor *indices = INTS(dtype, i == 3 ? 1 : rows + rows / 8, 25, bags, 5); /* the last eighth is bad */
+    const int64_t below = i == 3 ? 1 : i == 7 ? 40 : rows + rows / 8; /* the last eighth is bad */
+    sheaf_tensor *indices = INTS(dtype, below, 25, bags, 5);
     sheaf_embedding_bag_options options = SHEAF_EMBEDDING_BAG_OPTIONS_INIT;
     options.mode = (sheaf_bag_mode)mode;
     options.skip_bad_indices = 1;
