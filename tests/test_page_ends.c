@@ -64,7 +64,8 @@ static void give(call *c, int at, DLDataType type, int64_t rows, int64_t columns
   uint32_t state = 7 + (uint32_t)at; /* small values of any type: bits that are no NaN */
   for (size_t i = 0; i < bytes / 2 && type.code != kDLInt; i++) {
     state = state * 1664525u + 1013904223u;
-    ((uint16_t *)(void *)c->block[at].data)[i] = (uint16_t)(0x3c00 + (state >> 24));
+    const uint16_t value = (uint16_t)(0x3c00 + (state >> 24));
+    memcpy(c->block[at].data + 2 * i, &value, sizeof value); /* packed rows may begin anywhere */
   }
 }
 
