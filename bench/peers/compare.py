@@ -219,17 +219,20 @@ def worst_ratio(result):
 
 def try_again(options, results, measure_again):
   """Replaces what was not clearly faster than a peer by the median of three measurements, of which it is one. (Those that
-  were only just faster, too: otherwise bad luck would be forgiven and good luck kept.)"""
+  were only just faster, too: otherwise bad luck would be forgiven and good luck kept.) Returns how many failed."""
+  failed = 0
   for at, result in enumerate(results):
     if not result["peers"] or worst_ratio(result) >= 1 / options.slack:
       continue
     try:
       tries = sorted([result, measure_again(result), measure_again(result)], key=worst_ratio)
     except Exception:  # the first measurement stands
+      failed += 1
       print(f"FAILED the second time: {result['case']}\n{traceback.format_exc()}", file=sys.stderr)
       continue
     results[at] = dict(tries[1], tries=[worst_ratio(tried) for tried in tries])
     print_result(options, results[at])
+  return failed
 
 
 def summarize(options, results):
@@ -303,7 +306,7 @@ def main():
       except Exception:  # one case must not end a run of hours
         failed += 1
         print(f"FAILED: {problem.name}\n{traceback.format_exc()}", file=sys.stderr)
-  try_again(options, results, lambda r: measure(options, library, table, wanted[r["case"]], r["threads"]))
+  failed += try_again(options, results, lambda r: measure(options, library, table, wanted[r["case"]], r["threads"]))
   summarize(options, results)
   if options.json:
     json.dump({"machine": machine, "ceilings": ceilings, "results": results}, sys.stdout, indent=2)

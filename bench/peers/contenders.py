@@ -4,8 +4,8 @@ Each function takes the data of a problem and gives a dictionary of names and ca
 set. What a library cannot do is left out.
 
 Every call makes its result anew, as PyTorch's and FBGEMM's do, and drops it: the memory of a result is that of the one
-before it, whoever made that. (Where Sheaf alone wrote to memory of its own, that memory was cold and theirs was not: skewed
-bags of 5 rows of 128 floats took 23 ns a row instead of 17.) Gradients are written into something given, by everyone.
+before it, whoever made that. (Sheaf alone would otherwise write to memory of its own, which is cold where theirs is not.)
+Gradients are written into something given, by everyone.
 """
 import dataclasses
 
@@ -38,6 +38,13 @@ class Data:
 # ---- Sheaf -----------------------------------------------------------------------------------------------------------
 
 
+def run_anew(plan, like):
+  out = torch.empty_like(like)
+  plan.point("out", out)
+  plan()
+  return out
+
+
 def sheaf_plan(library, data):
   """The plan as (call, plan)."""
   p = data.problem
@@ -48,14 +55,7 @@ def sheaf_plan(library, data):
     operands = [("data_grad" if backward else "data", data.table, p.dtype), ("ids", data.index_sets[0], "i64"),
                 ("grad_out" if backward else "out", data.out, p.dtype)]
     plan = Plan(library, "segment", desc, operands, data.threads)
-
-    def segments(number):
-      out = None if backward else torch.empty_like(data.out)
-      if not backward:
-        plan.point("out", out)
-      plan()
-      return out
-    return segments, plan
+    return (lambda number: plan() if backward else run_anew(plan, data.out)), plan
   backward = p.mode == "bag_sum_backward"
   kind = EMBEDDING_KINDS.get(p.mode, EMBEDDING_KINDS["bag_sum"])
   desc = dict(common, kind=kind, rows=p.rows, indices=p.count, bags=p.bags, weighted=p.mode == "weighted",
@@ -72,16 +72,10 @@ def sheaf_plan(library, data):
 
   def call(number):
     plan.point("indices", data.index_sets[number])
-    if backward:
-      plan()
-      return None
-    out = torch.empty_like(data.out)
-    plan.point("out", out)
     if p.mode == "bag_max":
       arg = torch.empty(p.bags, p.dim, dtype=torch.int64)
       plan.point("arg", arg)
-    plan()
-    return out
+    return plan() if backward else run_anew(plan, data.out)
   return call, plan
 
 
