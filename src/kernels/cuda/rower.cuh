@@ -75,8 +75,8 @@ __device__ __forceinline__ void wait_for_launch_before()
 }
 
 // What every kernel does first. The next one can so rely upon all that was there before this one: whoever waits for a
-// kernel waits for those before it only because they have waited. (radix_pass lets the next
-// one begin first, and waits all the same.)
+// kernel waits for those before it only because they have waited. (radix_pass lets the next one begin first, and waits all
+// the same; small_sort is launched without overlapping.)
 __device__ __forceinline__ void begin_kernel()
 {
   wait_for_launch_before();
