@@ -322,20 +322,34 @@ FORCE_INLINE nibble_code nibble_code_of(acc scale, acc bias)
   vec numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return vec_fma(numbers, vec_splat(scale), vec_splat(bias));
 }
-FORCE_INLINE vec nibbles_choose(__m128i bytes, nibble_code code)
+/* Sums may have their lanes in an order of their own, which takes one instruction less for each row and one more for the
+ * sum: column j in lane 2j, column 8 + j in lane 2j + 1. (Bags of 20 rows of 128 columns from memory: 6.4 to 5.6 ns a row.) */
+#define U4_MIXED
+FORCE_INLINE vec nibbles_choose(__m512i bytes, nibble_code code)
 {
-  const __m512i half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-  const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-  __m512i halves = _mm512_permutexvar_epi32(half, _mm512_castsi128_si512(bytes));
-  return _mm512_permutexvar_ps(_mm512_srlv_epi32(halves, shift), code);
+  const __m512i shift = _mm512_setr_epi64(0, 4, 8, 12, 16, 20, 24, 28);
+  return _mm512_permutexvar_ps(_mm512_srlv_epi64(bytes, shift), code);
+}
+FORCE_INLINE vec u4_load_mixed(const uint8_t *row, int64_t column, int lanes, nibble_code code)
+{
+  if (lanes)
+    return nibbles_choose(_mm512_broadcastq_epi64(_mm_maskz_loadu_epi8(first_lanes((lanes + 1) / 2), row + column / 2)),
+                          code);
+  long long eight;
+  __builtin_memcpy(&eight, row + column / 2, 8);
+  return nibbles_choose(_mm512_set1_epi64(eight), code);
+}
+FORCE_INLINE vec u4_in_order(vec x)
+{
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15), x);
 }
 FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column, nibble_code code)
 {
-  return nibbles_choose(_mm_loadl_epi64((const void *)(row + column / 2)), code);
+  return u4_in_order(u4_load_mixed(row, column, 0, code));
 }
 FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes, nibble_code code)
 {
-  return nibbles_choose(_mm_maskz_loadu_epi8(first_lanes((lanes + 1) / 2), row + column / 2), code);
+  return u4_in_order(u4_load_mixed(row, column, lanes, code));
 }
 #endif
 
