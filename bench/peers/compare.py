@@ -50,6 +50,7 @@ from sheaf_library import Library
 CEILINGS = {"bag_sum_backward": "update", "segment_sum": "read", "unsorted_segment_sum": "read",
             "segment_sum_backward": "copy"}  # every other mode gathers
 
+FAR_BEHIND = 4  # times our time
 
 # ---- Measuring -------------------------------------------------------------------------------------------------------
 
@@ -119,21 +120,25 @@ def start_ceiling(options, data):
 
 def take_turns(options, data, calls, ceiling):
   """Seconds per contender, and GB/s per way of the ceiling, all measured in turn on index sets in rotation. Each round has
-  an order of its own, since each finds in the caches what the one before it left."""
+  an order of its own, since each finds in the caches what the one before it left. A peer that is far behind after three
+  rounds runs no further: it would take most of the time, and leave nothing in the caches for the others."""
   sets, step, order = len(data.index_sets), 0, random.Random(1)
-  seconds, rates = {name: [] for name in calls}, []
+  seconds, rates, racing = {name: [] for name in calls}, [], list(calls)
   start = time.perf_counter()
   while len(rates) < options.runs or (len(rates) < 200 and time.perf_counter() - start < options.seconds):
     if len(rates) >= 3 and time.perf_counter() - start > 10:
       break
-    for name in order.sample(list(calls), len(calls)):
+    if len(rates) == 3 and "sheaf" in calls:
+      limit = FAR_BEHIND * statistics.median(seconds["sheaf"])
+      racing = [name for name in racing if statistics.median(seconds[name]) < limit]
+    for name in order.sample(racing, len(racing)):
       seconds[name].append(timed(calls[name], step % sets))
       step += 1
     if ceiling:
       ceiling.point(data.ceiling_sets[step % sets])
       step += 1
     rates.append(ceiling.run() if ceiling else [0])
-    step += sets % (len(calls) + 1) == 0  # so that each meets every set
+    step += sets % (len(racing) + 1) == 0  # so that each meets every set
   return seconds, max(statistics.median(way) for way in zip(*rates))
 
 
