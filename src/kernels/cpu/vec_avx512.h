@@ -103,6 +103,14 @@ FORCE_INLINE vec vec_mul(vec a, vec b) { return FLOAT_WORD(mul)(a, b); }
 FORCE_INLINE vec vec_div(vec a, vec b) { return FLOAT_WORD(div)(a, b); }
 FORCE_INLINE vec vec_fma(vec a, vec b, vec c) { return FLOAT_WORD(fmadd)(a, b, c); }
 FORCE_INLINE vec vec_sqrt(vec a) { return FLOAT_WORD(sqrt)(a); }
+/* a + b by the units that multiply; the compiler is not to see that b is multiplied by 1. */
+#define VEC_ADDS_BY_FMA
+FORCE_INLINE vec vec_add_by_fma(vec a, vec b)
+{
+  vec one = vec_splat(1);
+  __asm__("" : "+v"(one));
+  return vec_fma(b, one, a);
+}
 #if ELEMENT_WIDE
 FORCE_INLINE acc vec_fold(vec a)
 {
