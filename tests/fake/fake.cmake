@@ -23,5 +23,5 @@ add_paper_test(test_device_faults ${CMAKE_CURRENT_LIST_DIR}/test_device_faults.c
 if(TARGET sheaf_cli)
   add_sheaf_test(test_files_on_device bash ${CMAKE_CURRENT_LIST_DIR}/../scripts/check_device.sh $<TARGET_FILE:sheaf_cli>
                  $<TARGET_FILE:fake_cuda> $<TARGET_FILE:sheaf> $<TARGET_SONAME_FILE_NAME:sheaf>)
-  set_tests_properties(test_files_on_device PROPERTIES LABELS command)
+  set_tests_properties(test_files_on_device PROPERTIES LABELS "command;script")
 endif()
