@@ -69,7 +69,6 @@ static sheaf_status run(sheaf_op op, int form, sheaf_tensor *x, sheaf_tensor **o
   enum { MOST = 9 };
   sheaf_tensor *inputs[7] = {x, numbers_for(form)}, *outputs[2] = {NULL, NULL};
   sheaf_attr attrs[MOST] = {{.i = 0}};
-  const sheaf_op_spec *spec = sheaf_op_describe(op);
   switch (op) {
   case SHEAF_OP_EMBEDDING_BAG:
   case SHEAF_OP_EMBEDDING_BAG_BACKWARD: /* four bags of one entry each */
