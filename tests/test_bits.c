@@ -87,8 +87,8 @@ static void check_widths(const kernel_group *group, bool all_threads)
   }
 }
 
-/* Empty extents, single entries, wide rows, many rows, many bags, many entries. Of the large ones, at the end, whose time
- * goes to the oracle, a quick run gives each group one: over its types, every op gets all. */
+/* Empty extents, single entries, wide rows, many rows, many bags, many entries. Of the large ones, at the end, whose
+ * time goes to the oracle, a quick run gives each group one: over its types, every op gets all. */
 static void check_shapes(const kernel_group *group, bool all_threads)
 {
   enum { LARGE = 5 };

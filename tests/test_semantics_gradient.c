@@ -1,4 +1,4 @@
-/* test_semantics_gradient.c: the rules of the gradients of lookups and bags, on problems small enough to work out by hand. */
+/* test_semantics_gradient.c: the rules of gradients of lookups and bags, on problems small enough to do by hand. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

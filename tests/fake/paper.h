@@ -31,8 +31,8 @@ typedef struct task {
 /* A run, by a plan for the CPU. */
 void paper_run(const task *t);
 
-/* A grouping here is the row of every entry, in order of entries: the number of a row, or -1. How many there are, making
- * it, counting its rows, and giving these numbers of their own. */
+/* A grouping here is the row of every entry, in order of entries: the number of a row, or -1. How many there are;
+ * making it, counting its rows, and giving these numbers of their own. */
 int64_t paper_entries(const sheaf_embedding_desc *d);
 void paper_group(const task *t);
 void paper_count_rows(const task *t);

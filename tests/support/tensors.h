@@ -29,8 +29,8 @@ int tensors_teardown(void **state);
 #define RESULT(out, call) ((out) = NULL, tensor_result(call, &(out)))
 sheaf_tensor *tensor_result(sheaf_status status, sheaf_tensor **out);
 
-/* A call of an op, with as many inputs, outputs and attributes as it has (attrs NULL: none): for sheaf_dispatch, where the
- * functions of ops.h do not ask for what is `wanted`. */
+/* A call of an op, with as many inputs, outputs and attributes as it has (attrs NULL: it has none): for sheaf_dispatch,
+ * where the functions of ops.h do not ask for what is `wanted`. */
 sheaf_call tensor_call(sheaf_op op, sheaf_tensor *const *inputs, sheaf_tensor **outputs, const sheaf_attr *attrs,
                        uint32_t wanted);
 
