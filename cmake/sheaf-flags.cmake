@@ -28,7 +28,7 @@ if(SHEAF_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
     message(FATAL_ERROR "SHEAF_FUZZ needs clang: cmake -DCMAKE_C_COMPILER=clang")
   endif()
-  target_compile_options(sheaf_flags INTERFACE -fsanitize=fuzzer-no-link)
+  set(flags_fuzz -fsanitize=fuzzer-no-link) # for what fuzzers follow: the library, and themselves
   target_link_options(sheaf_link INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 

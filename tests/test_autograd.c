@@ -433,12 +433,8 @@ static sheaf_op square_op;
 
 static sheaf_status run_square(const computation *c, sheaf_tensor **out)
 {
-  sheaf_call call = SHEAF_CALL_INIT;
   sheaf_tensor *input = c->leaf[0];
-  call.op = square_op;
-  call.inputs = &input;
-  call.outputs = out;
-  call.input_count = call.output_count = 1;
+  const sheaf_call call = tensor_call(square_op, &input, out, NULL, 0);
   return sheaf_dispatch(&call);
 }
 

@@ -69,7 +69,6 @@ static sheaf_status run(sheaf_op op, int form, sheaf_tensor *x, sheaf_tensor **o
   enum { MOST = 9 };
   sheaf_tensor *inputs[7] = {x, numbers_for(form)}, *outputs[2] = {NULL, NULL};
   sheaf_attr attrs[MOST] = {{.i = 0}};
-  const sheaf_op_spec *spec = sheaf_op_describe(op);
   switch (op) {
   case SHEAF_OP_EMBEDDING_BAG:
   case SHEAF_OP_EMBEDDING_BAG_BACKWARD: /* four bags of one entry each */
@@ -119,14 +118,7 @@ static sheaf_status run(sheaf_op op, int form, sheaf_tensor *x, sheaf_tensor **o
   default:
     break;
   }
-  sheaf_call call = SHEAF_CALL_INIT;
-  call.op = op;
-  call.inputs = inputs;
-  call.input_count = spec->inputs;
-  call.outputs = outputs;
-  call.output_count = spec->outputs;
-  call.attrs = attrs;
-  call.attr_count = spec->attrs;
+  const sheaf_call call = tensor_call(op, inputs, outputs, attrs, 0);
   sheaf_status status = sheaf_dispatch(&call);
   assert_null(outputs[1]);
   *out = outputs[0];

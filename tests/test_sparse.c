@@ -85,15 +85,7 @@ static void test_sparse_tables_read_as_dense_ones(void **state)
                                              [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_ERROR,
                                              [SHEAF_EMBEDDING_MODE].i = SHEAF_MODE_MAX};
   sheaf_tensor *inputs[] = {sparse, indices, offsets, NULL}, *outputs[2] = {NULL, NULL};
-  sheaf_call call = SHEAF_CALL_INIT;
-  call.op = SHEAF_OP_EMBEDDING_BAG;
-  call.inputs = inputs;
-  call.input_count = 4;
-  call.outputs = outputs;
-  call.output_count = 2;
-  call.attrs = attrs;
-  call.attr_count = SHEAF_EMBEDDING_ATTRS;
-  call.wanted = 3;
+  const sheaf_call call = tensor_call(SHEAF_OP_EMBEDDING_BAG, inputs, outputs, attrs, 3);
   expect_ok(sheaf_dispatch(&call));
   tensor_keep(outputs[0]);
   tensor_keep(outputs[1]);

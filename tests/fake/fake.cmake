@@ -2,7 +2,8 @@
 # and what only paper can be asked to do. They lie in a folder of their own, since a plug-in is looked for beside the
 # program first.
 set(fake_folder ${CMAKE_CURRENT_BINARY_DIR}/fake)
-add_library(fake_cuda MODULE ${CMAKE_CURRENT_LIST_DIR}/fake_cuda.c)
+set(paper ${CMAKE_CURRENT_LIST_DIR})
+add_library(fake_cuda MODULE ${paper}/fake_cuda.c ${paper}/paper_run.c ${paper}/paper_map.c)
 target_link_libraries(fake_cuda PRIVATE sheaf_static sheaf_internal sheaf_link OpenMP::OpenMP_C m)
 target_link_options(fake_cuda PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/sheaf-plugin.map)
 set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME sheaf_cuda LIBRARY_OUTPUT_DIRECTORY ${fake_folder})
@@ -23,5 +24,5 @@ add_paper_test(test_device_faults ${CMAKE_CURRENT_LIST_DIR}/test_device_faults.c
 if(TARGET sheaf_cli)
   add_sheaf_test(test_files_on_device bash ${CMAKE_CURRENT_LIST_DIR}/../scripts/check_device.sh $<TARGET_FILE:sheaf_cli>
                  $<TARGET_FILE:fake_cuda> $<TARGET_FILE:sheaf> $<TARGET_SONAME_FILE_NAME:sheaf>)
-  set_tests_properties(test_files_on_device PROPERTIES LABELS command)
+  set_tests_properties(test_files_on_device PROPERTIES LABELS "command;script")
 endif()

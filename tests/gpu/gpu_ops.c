@@ -560,15 +560,7 @@ static sheaf_status row_sparse_gradient(sheaf_tensor *grad, sheaf_tensor *indice
                                              [SHEAF_EMBEDDING_BAD_INDEX].i = SHEAF_BAD_INDEX_ERROR,
                                              [SHEAF_EMBEDDING_ROWS].i = rows};
   sheaf_tensor *inputs[] = {grad, indices};
-  sheaf_call call = SHEAF_CALL_INIT;
-  call.op = SHEAF_OP_EMBEDDING_BACKWARD;
-  call.inputs = inputs;
-  call.input_count = 2;
-  call.outputs = out;
-  call.output_count = 1;
-  call.attrs = attrs;
-  call.attr_count = SHEAF_EMBEDDING_ATTRS;
-  call.wanted = 1;
+  const sheaf_call call = tensor_call(SHEAF_OP_EMBEDDING_BACKWARD, inputs, out, attrs, 1);
   sheaf_guard guard;
   expect_ok(sheaf_guard_begin(sheaf_keyset_of(SHEAF_KEY_SPARSE), sheaf_keyset_empty(), &guard));
   sheaf_status status = sheaf_dispatch(&call);

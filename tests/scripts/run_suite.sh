@@ -51,8 +51,10 @@ cuda=(${SHEAF_TEST_CUDA:+"-DSHEAF_CUDA_ARCHITECTURES=$SHEAF_TEST_CUDA"})
 
 test_gcc() { compile "$build" "${cuda[@]}" && run_tests "$build" --parallel "$jobs"; }
 
+# test_clang <ctest arguments ...>
 test_clang() {
-  compile "$build-clang" "${clang[@]}" -DSHEAF_CUDA=OFF && SHEAF_TEST_QUICK=1 run_tests "$build-clang" --parallel "$jobs" -LE demo
+  compile "$build-clang" "${clang[@]}" -DSHEAF_CUDA=OFF &&
+    SHEAF_TEST_QUICK=1 run_tests "$build-clang" --parallel "$jobs" "$@"
 }
 
 # -O1: the sanitizers' own checks cost most of the time, and the optimiser's work on them most of the build.
@@ -67,10 +69,11 @@ export LSAN_OPTIONS=suppressions=$PWD/tests/scripts/lsan_suppressions.txt:print_
 # The leak checker of clang 14 takes a thread-local block that lies 16 bytes behind the start of a page (cmocka's, where
 # chance puts it there) for one of an old libc and reads its size from what happens to lie before it, unless it is told
 # not to follow __tls_get_addr. The blocks of what is loaded at the start are looked at all the same.
+#   test_asan <ctest arguments ...>
 test_asan() {
   compile_asan &&
     SHEAF_TEST_QUICK=1 ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:intercept_tls_get_addr=0 \
-    run_tests "$build-asan" --parallel "$jobs"
+    run_tests "$build-asan" --parallel "$jobs" "$@"
 }
 
 # fuzz_one <program> <seconds>: from the seeds in tests/fuzz/corpus/<name>, and from what earlier runs here found.
@@ -178,17 +181,17 @@ lint_ruff() {
 }
 
 case $mode in
-quick)
+quick) # what is labelled `once` or `script` (tests/CMakeLists.txt) gcc's build shows; under sanitizers, scripts run too
   stage "gcc, all tests and checks" test_gcc
   stage "Python package" test_python quick
-  stage "clang, tests" test_clang
-  stage "address and undefined sanitizers" test_asan
-  stage "fuzzing, 20 s a target" fuzz 20
+  stage "clang, tests" test_clang -LE 'demo|once|script'
+  stage "address and undefined sanitizers" test_asan -LE once
+  stage "fuzzing, 12 s a target" fuzz 12
   ;;
 all)
   stage "gcc, all tests and checks" test_gcc
   stage "Python package" test_python long
-  stage "clang, tests" test_clang
+  stage "clang, tests" test_clang -LE demo
   stage "address and undefined sanitizers" test_asan
   stage "thread sanitizer" test_tsan
   stage "long tests, sizes past 2^31" test_long

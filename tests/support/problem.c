@@ -318,13 +318,17 @@ static void shape_segment(problem *p)
 
 /* ---- Problems and their outputs ---------------------------------------------------------------------------------- */
 
+/* FNV-1a over words of eight bytes, the last one filled up with zeros: one bit changed changes it. */
 static uint64_t hash_inputs(const problem *p)
 {
-  uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
+  uint64_t hash = 0xCBF29CE484222325u;
   for (int at = 0; at < PROBLEM_OPERANDS; at++) {
     const problem_operand *operand = &p->operand[at];
-    for (size_t i = 0; operand->given && !operand->output && i < operand->memory_bytes; i++) {
-      hash = (hash ^ operand->memory[i]) * 0x100000001B3u;
+    for (size_t i = 0; operand->given && !operand->output && i < operand->memory_bytes; i += 8) {
+      const size_t left = operand->memory_bytes - i;
+      uint64_t word = 0;
+      memcpy(&word, operand->memory + i, left < 8 ? left : 8);
+      hash = (hash ^ word) * 0x100000001B3u;
     }
   }
   return hash;

@@ -66,6 +66,23 @@ sheaf_tensor *tensor_leaf(sheaf_tensor *tensor, sheaf_grad grad)
   return tensor;
 }
 
+sheaf_call tensor_call(sheaf_op op, sheaf_tensor *const *inputs, sheaf_tensor **outputs, const sheaf_attr *attrs,
+                       uint32_t wanted)
+{
+  const sheaf_op_spec *spec = sheaf_op_describe(op);
+  assert_non_null(spec);
+  sheaf_call call = SHEAF_CALL_INIT;
+  call.op = op;
+  call.inputs = inputs;
+  call.input_count = spec->inputs;
+  call.outputs = outputs;
+  call.output_count = spec->outputs;
+  call.attrs = attrs;
+  call.attr_count = spec->attrs;
+  call.wanted = wanted;
+  return call;
+}
+
 int64_t tensor_plan_runs(void)
 {
   sheaf_profile *profile;

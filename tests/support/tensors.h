@@ -29,6 +29,11 @@ int tensors_teardown(void **state);
 #define RESULT(out, call) ((out) = NULL, tensor_result(call, &(out)))
 sheaf_tensor *tensor_result(sheaf_status status, sheaf_tensor **out);
 
+/* A call of an op, with as many inputs, outputs and attributes as it has (attrs NULL: it has none): for sheaf_dispatch,
+ * where the functions of ops.h do not ask for what is `wanted`. */
+sheaf_call tensor_call(sheaf_op op, sheaf_tensor *const *inputs, sheaf_tensor **outputs, const sheaf_attr *attrs,
+                       uint32_t wanted);
+
 /* Slice `which` of a contiguous tensor's first dimension, as a tensor of its own. */
 sheaf_tensor *tensor_slice(const sheaf_tensor *tensor, int64_t which);
 
