@@ -116,11 +116,30 @@ __device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NAR
       char *row = target_row(t, t.target, span.problem, span.group, sizeof(typename E::cell));
       tile->to[at] = (typename Ref<NARROW>::type)(NARROW ? span.group : row - t.target.data);
     } else if (at == head) {
-      if (end == room) span.end = bound_of(t.sorted, base + t.run_tile, all, e.key[k], true);
       tile->found[atomicAdd(&tile->found_count, 1)] = span;
     }
   }
   __syncwarp();
+}
+
+// Where a run that goes on at `from` ends. All lanes of the warp look, ever further ahead until the run is over, then
+// between two of these places. (Not inlined, so that it takes no registers from the rest.)
+static __device__ __noinline__ int64_t end_of_run(const Task &t, int64_t from, int64_t all, uint64_t key)
+{
+  int64_t low = from, high = all; // in front of `low` lies the run, from `high` on there is nothing of it
+  bool between = false;
+  while (low < high) {
+    int lane = (int)threadIdx.x % WARP;
+    int64_t apart = (high - low + WARP - 1) / WARP, near = (int64_t)1 << lane + 2,
+            at = between ? low + lane * apart : low + near - 1;
+    bool goes_on = at < high && key_at(t.sorted, at) == key;
+    int seen = __popc(__ballot_sync(0xffffffffu, goes_on));
+    int64_t last = __shfl_sync(0xffffffffu, at, seen > 0 ? seen - 1 : 0),
+            over = __shfl_sync(0xffffffffu, at, seen < WARP ? seen : WARP - 1);
+    if (seen > 0) low = last + 1;
+    if (seen < WARP) high = min(high, over), between = true;
+  }
+  return low;
 }
 
 // Entries of a stream: rows of the gradient, and with ADDS what runs that end with them are added to, in flight together.
@@ -215,8 +234,12 @@ __global__ void __launch_bounds__(RUN_WARPS *WARP, RunBlocks<E, COEFFICIENTS, AD
     if (entries.are_dropped()) break;
     if (entries.are_inside_run(t)) continue;
     look_at_tile<E, NARROW>(t, entries, base, all, &tile, coefficients);
-    for (int i = 0; blockIdx.y == 0 && i < tile.found_count; i++)
-      leave_group(given, tile.found[i], (int)threadIdx.x % WARP, WARP, 0xffffffffu);
+    for (int i = 0; blockIdx.y == 0 && i < tile.found_count; i++) {
+      Span run = tile.found[i];
+      if (run.end == base + t.run_tile + WARP)
+        run.end = end_of_run(given, run.end, all, (uint64_t)(run.problem * t.groups + run.group));
+      leave_group(given, run, (int)threadIdx.x % WARP, WARP, 0xffffffffu);
+    }
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y)
       stream_runs<E, VE, NARROW, ADDS>(t, m, tile, coefficients, spot_of(t, m, columns, VE));
   }
