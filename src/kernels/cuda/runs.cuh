@@ -130,7 +130,7 @@ static __device__ __noinline__ int64_t end_of_run(const Task &t, int64_t from, i
   bool between = false;
   while (low < high) {
     int lane = (int)threadIdx.x % WARP;
-    int64_t apart = (high - low + WARP - 1) / WARP, near = (int64_t)1 << lane + 2,
+    int64_t apart = (high - low + WARP - 1) / WARP, near = (int64_t)4 << lane,
             at = between ? low + lane * apart : low + near - 1;
     bool goes_on = at < high && key_at(t.sorted, at) == key;
     int seen = __popc(__ballot_sync(0xffffffffu, goes_on));
@@ -174,7 +174,8 @@ template <class E, int VE, bool NARROW, bool ADDS> struct RunBatch {
       if (ADDS) held[ADDS ? i : 0].values(x);
 #pragma unroll
       for (int j = 0; j < VE; j++) x[j] = (ADDS ? x[j] : acc(0)) + (sum.v[j] + acc(0));
-      if (at.active) Out<E, VE>::store(target + Ref<NARROW>::offset(to[i], t.target.row_stride), 0, VE, x, 0, true);
+      if (at.active)
+        Out<E, VE>::template store<true>(target + Ref<NARROW>::offset(to[i], t.target.row_stride), 0, VE, x, 0, true);
       sum.start();
     }
   }
