@@ -86,7 +86,7 @@ template <bool NARROW> struct RunEntries {
 
 // Fills in the tile. `coefficients` (NULL: none) gets what each entry is multiplied with.
 template <class E, bool NARROW>
-__device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NARROW> &e, int64_t base, int64_t all,
+__device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NARROW> &e, int64_t base,
                                              RunTile<E, NARROW> *tile, typename E::acc *coefficients)
 {
   int lane = (int)threadIdx.x % WARP, room = t.run_tile + WARP;
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(RUN_WARPS *WARP, RunBlocks<E, COEFFICIENTS, AD
     entries.load(t, base, all);
     if (entries.are_dropped()) break;
     if (entries.are_inside_run(t)) continue;
-    look_at_tile<E, NARROW>(t, entries, base, all, &tile, coefficients);
+    look_at_tile<E, NARROW>(t, entries, base, &tile, coefficients);
     for (int i = 0; blockIdx.y == 0 && i < tile.found_count; i++) {
       Span run = tile.found[i];
       if (run.end == base + t.run_tile + WARP)
