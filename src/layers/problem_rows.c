@@ -70,8 +70,6 @@ static sheaf_status run_compact(shf_problem *p, DLDevice device, struct shf_devi
   answer found = {0, {0, -1, 0}};
   SHF_TRY(count_rows(p, device, rows, &found));
   SHF_TRY(shf_tensor_make(d->index_dtype, 1, &found.count, p->call->inputs[0], ids));
-  if (found.count == 0)
-    return shf_tensor_make(d->dtype, 2, (int64_t[]){0, d->dim}, p->call->inputs[0], &p->call->outputs[0]);
   rows->ids = shf_data(*ids);
   rows->ids_wide = d->index_dtype == SHEAF_I64;
   SHF_TRY(make_compact(p, device, rows, found.count));

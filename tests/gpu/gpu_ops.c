@@ -595,6 +595,10 @@ static void test_bad_input(void **state)
   expect_status(row_sparse_gradient(FLOATS(SHEAF_F32, 5, 4, 3), wrong, 5, &out), SHEAF_INDEX_OUT_OF_RANGE);
   expect_words("indices", "7 at position 1", "0..4", "2 such entries");
   assert_null(out);
+  sheaf_tensor *none = INTS(SHEAF_I64, 5, 6, 0); /* names no row: shapes are looked at all the same */
+  expect_status(row_sparse_gradient(FLOATS(SHEAF_F32, 5, 2, 3), none, 5, &out), SHEAF_INVALID_PROBLEM);
+  expect_words("grad_out", "2");
+  assert_null(out);
   expect_status(sheaf_embedding_bag(good, table, LIST(SHEAF_I64, 3, 0, 3, 2), NULL, &out), SHEAF_INVALID_PROBLEM);
   expect_words("offsets", "2 at position 2");
   expect_status(sheaf_segment_reduce(table, SHEAF_REDUCE_SUM, LIST(SHEAF_I64, 5, 0, 1, 0, 2, 2), 3, NULL, &out),

@@ -273,8 +273,17 @@ __device__ __forceinline__ uint16_t flip_sign(uint16_t x, int flip) { return (ui
 
 // ---- Storing ----
 
+// A word; with ONCE the cache need not keep it.
+template <bool ONCE, class T> __device__ __forceinline__ void store_word(T *to, T bits)
+{
+  if constexpr (ONCE)
+    __stcs(to, bits);
+  else
+    *to = bits;
+}
+
 // Whole words where the target allows it (`wide`), else column by column as far as the row goes.
-template <class Cell, int VE>
+template <class Cell, int VE, bool ONCE = false>
 __device__ __forceinline__ void store_cells(char *row, int64_t column, int64_t dim, const Cell *cells, bool wide)
 {
   enum { BYTES = VE * (int)sizeof(Cell) };
@@ -283,7 +292,7 @@ __device__ __forceinline__ void store_cells(char *row, int64_t column, int64_t d
     typedef typename Word<(BYTES <= 16 ? BYTES : 16)>::type word;
     word bits;
     memcpy(&bits, cells, sizeof bits);
-    *(word *)to = bits;
+    store_word<ONCE>((word *)to, bits);
   } else if (wide) {
 #pragma unroll
     for (int part = 0; part < BYTES / 16; part++) {
@@ -299,13 +308,14 @@ __device__ __forceinline__ void store_cells(char *row, int64_t column, int64_t d
 }
 
 template <class E, int VE> struct Out {
+  template <bool ONCE = false>
   static __device__ __forceinline__ void store(char *row, int64_t column, int64_t dim, const typename E::acc *x, int,
                                                bool wide)
   {
     typename E::cell cells[VE];
 #pragma unroll
     for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
-    store_cells<typename E::cell, VE>(row, column, dim, cells, wide);
+    store_cells<typename E::cell, VE, ONCE>(row, column, dim, cells, wide);
   }
   static __device__ __forceinline__ void store_best(char *row, int64_t column, int64_t dim, const typename E::best *x,
                                                     int, bool wide)

@@ -226,7 +226,8 @@ void make_grouping(Launcher &l, const GroupingSpec &spec, void *memory)
   bool from_indices = is_usual && !spec.with_bag_of;
   if (l.loading || (!at.wide && all > 0)) clear_memory(l, base + at.scratch, (size_t)radix_cleared(all));
   if (l.loading || (!at.wide && from_indices)) {
-    int64_t each = COUNT_BLOCK * COUNT_EACH * 2, wanted = all / each + 1, room = (int64_t)l.device.processors * 4;
+    int64_t each = COUNT_BLOCK * COUNT_EACH * 2, wanted = all / each + 1,
+            room = (int64_t)l.device.processors * COUNT_BLOCKS;
     dim3 counting = grid_of(wanted < room ? wanted : room, 1);
     if (l.loading || !spec.index_wide) launch(l, count_digits<int>, counting, COUNT_BLOCK, 0, r);
     if (l.loading || spec.index_wide) launch(l, count_digits<long long>, counting, COUNT_BLOCK, 0, r);

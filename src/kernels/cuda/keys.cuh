@@ -48,11 +48,12 @@ __device__ __forceinline__ int64_t bag_between(const Task &t, int64_t low, int64
   return low;
 }
 
-// The row that an index names, from row_begin on; behind the last one where it is padding, bad, or held elsewhere.
+// The row that an index names, from row_begin on; behind the last one where it is padding, bad, or held elsewhere. (An
+// index below 0 is, too: less row_begin, modulo 2^64, it is larger than any row.)
 __device__ __forceinline__ int64_t row_key(const GroupingSpec &s, int64_t index)
 {
   uint64_t row = (uint64_t)index - (uint64_t)s.row_begin;
-  return row >= (uint64_t)s.rows || index < 0 || index == s.padding ? s.rows : (int64_t)row;
+  return row >= (uint64_t)s.rows || index == s.padding ? s.rows : (int64_t)row;
 }
 
 __device__ __forceinline__ int64_t key_of(const GroupingSpec &s, int64_t problem, int64_t local)

@@ -76,10 +76,9 @@ struct RadixTask {
 
 // ---- Counts ----
 
-// A block's counts. Each is there several times, by lanes, so that fewer of a warp's meet in a bank of the shared memory.
+// A block's counts.
 struct RadixCounts {
-  enum { COPIES = 8 };
-  uint32_t of[RADIX_PASSES][RADIX_DIGITS][COPIES];
+  uint32_t of[RADIX_PASSES][RADIX_DIGITS];
 };
 
 __device__ __forceinline__ unsigned digit_of(uint32_t key, int lowest, int width)
@@ -91,7 +90,7 @@ __device__ __forceinline__ unsigned digit_of(uint32_t key, int lowest, int width
 __device__ __forceinline__ void begin_counts(const RadixTask &t, RadixCounts *c)
 {
   int threads = (int)blockDim.x;
-  for (int i = (int)threadIdx.x; i < RADIX_COUNTS * RadixCounts::COPIES; i += threads) (&c->of[0][0][0])[i] = 0;
+  for (int i = (int)threadIdx.x; i < RADIX_COUNTS; i += threads) (&c->of[0][0])[i] = 0;
   int64_t words = (int64_t)t.digits.passes * t.tiles * (RADIX_DIGITS / 4);
   for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x; i < words; i += (int64_t)gridDim.x * threads)
     ((uint4 *)t.scratch.said)[i] = make_uint4(0, 0, 0, 0);
@@ -102,17 +101,14 @@ __device__ __forceinline__ void count_key(const RadixTask &t, RadixCounts *c, ui
 {
 #pragma unroll
   for (int k = 0; k < RADIX_PASSES; k++)
-    if (k < t.digits.passes)
-      atomicAdd(&c->of[k][digit_of(key, t.digits.lowest[k], t.digits.width[k])][threadIdx.x % RadixCounts::COPIES], 1u);
+    if (k < t.digits.passes) atomicAdd(&c->of[k][digit_of(key, t.digits.lowest[k], t.digits.width[k])], 1u);
 }
 
 __device__ __forceinline__ void end_counts(const RadixTask &t, const RadixCounts *c)
 {
   __syncthreads();
   for (int i = (int)threadIdx.x; i < RADIX_COUNTS; i += (int)blockDim.x) {
-    uint32_t count = 0;
-#pragma unroll
-    for (int k = 0; k < RadixCounts::COPIES; k++) count += (&c->of[0][0][0])[i * RadixCounts::COPIES + k];
+    uint32_t count = (&c->of[0][0])[i];
     if (count) atomicAdd(t.scratch.counts + i, count);
   }
 }
@@ -133,26 +129,38 @@ __device__ __forceinline__ void find_first_bags(const RadixTask &t)
   }
 }
 
-enum { COUNT_BLOCK = 512, COUNT_EACH = 4 }; // words of 16 bytes that a thread asks for together
+enum {
+  COUNT_BLOCK = 512,
+  COUNT_BLOCKS = 2, // of a processor
+  COUNT_EACH = 4,   // words of 16 bytes that a thread asks for together, before it counts as many
+};
 
-// The usual grouping: digits are counted, and nothing is written for any entry.
-template <class Index> __global__ void __launch_bounds__(COUNT_BLOCK) count_digits(const __grid_constant__ RadixTask t)
+// The usual grouping: digits are counted, and nothing is written for any entry. The first entries come last, so that they
+// are in the cache when the first pass begins with them.
+template <class Index>
+__global__ void __launch_bounds__(COUNT_BLOCK, COUNT_BLOCKS) count_digits(const __grid_constant__ RadixTask t)
 {
   enum { WORD = 16 / sizeof(Index) };
   __shared__ RadixCounts counts;
+  const Index *index = (const Index *)t.keys.spec.index.data;
+  bool aligned = (uintptr_t)index % 16 == 0;
+  uint32_t words = aligned ? t.count / WORD : 0, step = gridDim.x * COUNT_BLOCK,
+           first = blockIdx.x * COUNT_BLOCK + threadIdx.x;
+  uint4 bits[COUNT_EACH], next[COUNT_EACH];
+  auto load = [&](uint4 *to, uint32_t word) {
+#pragma unroll
+    for (int i = 0; i < COUNT_EACH; i++)
+      to[i] = word + i * step < words ? __ldg((const uint4 *)index + (words - 1 - (word + i * step)))
+                                      : make_uint4(0, 0, 0, 0);
+  };
   begin_kernel();
+  load(bits, first);
   begin_grouping(t.keys);
   begin_counts(t, &counts);
   if (by_offsets(t.keys.spec)) find_first_bags(t);
-  const Index *index = (const Index *)t.keys.spec.index.data;
-  bool aligned = (uintptr_t)index % 16 == 0;
-  int64_t words = aligned ? t.count / WORD : 0, step = (int64_t)gridDim.x * COUNT_BLOCK,
-          first = (int64_t)blockIdx.x * COUNT_BLOCK + threadIdx.x;
-  for (int64_t word = first; word < words; word += step * COUNT_EACH) {
-    uint4 bits[COUNT_EACH];
-#pragma unroll
-    for (int i = 0; i < COUNT_EACH; i++)
-      if (word + i * step < words) bits[i] = __ldg((const uint4 *)index + word + i * step);
+#pragma unroll 1
+  for (uint32_t word = first; word < words; word += step * COUNT_EACH) {
+    load(next, word + step * COUNT_EACH);
 #pragma unroll
     for (int i = 0; i < COUNT_EACH; i++) {
       if (word + i * step >= words) break;
@@ -161,8 +169,10 @@ template <class Index> __global__ void __launch_bounds__(COUNT_BLOCK) count_digi
 #pragma unroll
       for (int k = 0; k < WORD; k++) count_key(t, &counts, (uint32_t)row_key(t.keys.spec, each[k]));
     }
+#pragma unroll
+    for (int i = 0; i < COUNT_EACH; i++) bits[i] = next[i];
   }
-  for (int64_t n = words * WORD + first; n < t.count; n += step)
+  for (uint32_t n = words * WORD + first; n < t.count; n += step)
     count_key(t, &counts, (uint32_t)row_key(t.keys.spec, __ldg(index + n)));
   end_counts(t, &counts);
 }

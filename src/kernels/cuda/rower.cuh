@@ -131,14 +131,19 @@ __device__ __forceinline__ bool counts_entries(const Task &t) { return t.sink ==
 
 enum { DECODED_AT_ONCE = 4, DECODED_OF_CHUNK = 8 }; // by a lane
 
+// Asks for the line of memory that lies there into the cache, and waits for nothing.
+__device__ __forceinline__ void ask_for(const char *there)
+{
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(there)));
+}
+
 // Asks for the indices that a group would have if all were equally long, while its offsets are on the way.
 __device__ __forceinline__ void ask_for_indices(const Task &t, const Team &m, int64_t group)
 {
   enum { LINE = 128 };
   int64_t size = t.index_wide ? 8 : 4, bytes = min(t.guess_length, (int64_t)SHF_CHUNK) * size;
   const char *from = t.index.data + group * t.guess_length * size;
-  for (int64_t at = m.lane * LINE; at < bytes; at += m.lanes * LINE)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from + at)));
+  for (int64_t at = m.lane * LINE; at < bytes; at += m.lanes * LINE) ask_for(from + at);
 }
 
 // Decodes `count` places of a group of `places`, from place `first` on, into s[0 ..]. Behind the group come holes, or

@@ -86,7 +86,7 @@ template <bool NARROW> struct RunEntries {
 
 // Fills in the tile. `coefficients` (NULL: none) gets what each entry is multiplied with.
 template <class E, bool NARROW>
-__device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NARROW> &e, int64_t base, int64_t all,
+__device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NARROW> &e, int64_t base,
                                              RunTile<E, NARROW> *tile, typename E::acc *coefficients)
 {
   int lane = (int)threadIdx.x % WARP, room = t.run_tile + WARP;
@@ -116,11 +116,30 @@ __device__ __forceinline__ void look_at_tile(const Task &t, const RunEntries<NAR
       char *row = target_row(t, t.target, span.problem, span.group, sizeof(typename E::cell));
       tile->to[at] = (typename Ref<NARROW>::type)(NARROW ? span.group : row - t.target.data);
     } else if (at == head) {
-      if (end == room) span.end = bound_of(t.sorted, base + t.run_tile, all, e.key[k], true);
       tile->found[atomicAdd(&tile->found_count, 1)] = span;
     }
   }
   __syncwarp();
+}
+
+// Where a run that goes on at `from` ends. All lanes of the warp look, ever further ahead until the run is over, then
+// between two of these places. (Not inlined, so that it takes no registers from the rest.)
+static __device__ __noinline__ int64_t end_of_run(const Task &t, int64_t from, int64_t all, uint64_t key)
+{
+  int64_t low = from, high = all; // in front of `low` lies the run, from `high` on there is nothing of it
+  bool between = false;
+  while (low < high) {
+    int lane = (int)threadIdx.x % WARP;
+    int64_t apart = (high - low + WARP - 1) / WARP, near = (int64_t)4 << lane,
+            at = between ? low + lane * apart : low + near - 1;
+    bool goes_on = at < high && key_at(t.sorted, at) == key;
+    int seen = __popc(__ballot_sync(0xffffffffu, goes_on));
+    int64_t last = __shfl_sync(0xffffffffu, at, seen > 0 ? seen - 1 : 0),
+            over = __shfl_sync(0xffffffffu, at, seen < WARP ? seen : WARP - 1);
+    if (seen > 0) low = last + 1;
+    if (seen < WARP) high = min(high, over), between = true;
+  }
+  return low;
 }
 
 // Entries of a stream: rows of the gradient, and with ADDS what runs that end with them are added to, in flight together.
@@ -155,7 +174,8 @@ template <class E, int VE, bool NARROW, bool ADDS> struct RunBatch {
       if (ADDS) held[ADDS ? i : 0].values(x);
 #pragma unroll
       for (int j = 0; j < VE; j++) x[j] = (ADDS ? x[j] : acc(0)) + (sum.v[j] + acc(0));
-      if (at.active) Out<E, VE>::store(target + Ref<NARROW>::offset(to[i], t.target.row_stride), 0, VE, x, 0, true);
+      if (at.active)
+        Out<E, VE>::template store<true>(target + Ref<NARROW>::offset(to[i], t.target.row_stride), 0, VE, x, 0, true);
       sum.start();
     }
   }
@@ -214,9 +234,13 @@ __global__ void __launch_bounds__(RUN_WARPS *WARP, RunBlocks<E, COEFFICIENTS, AD
     entries.load(t, base, all);
     if (entries.are_dropped()) break;
     if (entries.are_inside_run(t)) continue;
-    look_at_tile<E, NARROW>(t, entries, base, all, &tile, coefficients);
-    for (int i = 0; blockIdx.y == 0 && i < tile.found_count; i++)
-      leave_group(given, tile.found[i], (int)threadIdx.x % WARP, WARP, 0xffffffffu);
+    look_at_tile<E, NARROW>(t, entries, base, &tile, coefficients);
+    for (int i = 0; blockIdx.y == 0 && i < tile.found_count; i++) {
+      Span run = tile.found[i];
+      if (run.end == base + t.run_tile + WARP)
+        run.end = end_of_run(given, run.end, all, (uint64_t)(run.problem * t.groups + run.group));
+      leave_group(given, run, (int)threadIdx.x % WARP, WARP, 0xffffffffu);
+    }
     for (int64_t columns = blockIdx.y; columns < t.tiles; columns += gridDim.y)
       stream_runs<E, VE, NARROW, ADDS>(t, m, tile, coefficients, spot_of(t, m, columns, VE));
   }

@@ -279,20 +279,6 @@ __device__ inline int64_t group_holding(const Task &t, int64_t position)
 
 // ---- Groups by runs of equal keys ----
 
-// The first entry from `low` on whose key is not below (`after`: is above) `key`.
-__device__ inline int64_t bound_of(const Sorted &s, int64_t low, int64_t high, uint64_t key, bool after)
-{
-  while (low < high) {
-    int64_t middle = low + (high - low) / 2;
-    uint64_t here = key_at(s, middle);
-    if (here < key || (after && here == key))
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
 __device__ __forceinline__ Span run_span(const Task &t, uint64_t key, int64_t start, int64_t end)
 {
   Span span;

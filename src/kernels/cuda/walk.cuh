@@ -119,6 +119,16 @@ __device__ __forceinline__ int decode_short(const Task &t, const Team &m, ShortG
   return total;
 }
 
+// Asks for the index and the offset of a group that comes when those which a large device has under way are done.
+__device__ __forceinline__ void ask_for_later(const Task &t, const Team &m, int64_t first)
+{
+  enum { UNDER_WAY = 24 << 10 };
+  int64_t later = first + UNDER_WAY;
+  if (later >= t.groups) return;
+  if (m.lane == 0) ask_for(t.index.data + later * (t.index_wide ? 8 : 4));
+  if (m.lane == 1 && t.bag_length < 0) ask_for(t.offsets + later * (t.offsets_wide ? 8 : 4));
+}
+
 // Where there are as many entries as groups, each may well have one: rows are asked for before offsets are there to tell,
 // and stored if they do. Returns false, and has stored nothing, where a group of the warp has another.
 template <class E, int VE> __device__ __forceinline__ bool put_single_rows(const Task &t, const Team &m, int64_t first)
@@ -126,6 +136,7 @@ template <class E, int VE> __device__ __forceinline__ bool put_single_rows(const
   typedef typename E::acc acc;
   uint32_t refs[SHORT_GROUPS];
   bool single = true;
+  ask_for_later(t, m, first);
 #pragma unroll
   for (int k = 0; k < SHORT_GROUPS; k++)
     refs[k] = (uint32_t)decode_place<E, true>(t, 0, min(first + k, t.entries - 1)).ref;
