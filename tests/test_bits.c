@@ -88,7 +88,7 @@ static void check_widths(const kernel_group *group, bool all_threads)
 }
 
 /* Empty extents, single entries, wide rows, many rows, many bags, many entries. Of the large ones, at the end, whose
- * time goes to the oracle, a quick run gives each group one: over its types, every op gets all. */
+ * time goes to the oracle, a quick run gives each group one: every op gets all, but not with every type. */
 static void check_shapes(const kernel_group *group, bool all_threads)
 {
   enum { LARGE = 5 };

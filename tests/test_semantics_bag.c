@@ -175,6 +175,25 @@ static void test_sum_that_comes_out_zero_is_positive(void **state)
   }
 }
 
+/* Rows wider than a vector, in bags of more than sixteen: every block of sixteen is -0 but the first, which begins with +0. */
+static void test_long_sum_of_negative_zeros_is_positive(void **state)
+{
+  enum { MOST_COLUMNS = 130, ENTRIES = 33 };
+  static const int64_t columns[] = {40, 128, MOST_COLUMNS};
+  static const int64_t indices[ENTRIES];
+  double zeros[MOST_COLUMNS], expected[MOST_COLUMNS];
+  (void)state;
+  for (int i = 0; i < MOST_COLUMNS; i++) zeros[i] = -0.0, expected[i] = 0;
+  for (int i = 0; i < 3; i++)
+    WALK_TYPES(T, I)
+    {
+      small_call c = small_bags(SHEAF_BAG_SUM, T, I, ENTRIES, indices, 1, INTEGERS(0));
+      give_table(&c, 1, columns[i], zeros);
+      expect_ok(small_run(&c));
+      tiny_expect_numbers(c.out, expected, columns[i], __FILE__, __LINE__);
+    }
+}
+
 /* A product too small for the accumulator rounds to -0, and the sum is +0 all the same. */
 static void test_weighted_sum_that_underflows_is_positive_zero(void **state)
 {
@@ -287,6 +306,7 @@ int main(void)
       UNIT(test_bag_forms_agree),
       UNIT(test_bag_sum_follows_ieee_for_infinities_and_nan),
       UNIT(test_sum_that_comes_out_zero_is_positive),
+      UNIT(test_long_sum_of_negative_zeros_is_positive),
       UNIT(test_weighted_sum_that_underflows_is_positive_zero),
       UNIT(test_gradients_that_underflow_are_positive_zero),
       UNIT(test_denormals_are_kept),

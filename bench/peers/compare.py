@@ -121,7 +121,8 @@ def start_ceiling(options, data):
 def take_turns(options, data, calls, ceiling):
   """Seconds per contender, and GB/s per way of the ceiling, all measured in turn on index sets in rotation. Each round has
   an order of its own, since each finds in the caches what the one before it left. A peer that is far behind after three
-  rounds runs no further: it would take most of the time, and leave nothing in the caches for the others."""
+  rounds runs no further: it would take most of the time, and leave nothing in the caches for the others. (What it is
+  compared with are the rounds that it took part in.)"""
   sets, step, order = len(data.index_sets), 0, random.Random(1)
   seconds, rates, racing = {name: [] for name in calls}, [], list(calls)
   start = time.perf_counter()
@@ -160,7 +161,8 @@ def measure(options, library, table, problem, threads):
             "gbps": useful / medians["sheaf"] / 1e9, "ceiling": CEILINGS.get(problem.mode, "gather"),
             "ceiling_gbps": ceiling_gbps or None}
   result["fraction"] = result["gbps"] / ceiling_gbps if ceiling_gbps else None
-  result["peers"] = {name: {"ns": 1e9 * value, "ratio": value / medians["sheaf"],
+  result["peers"] = {name: {"ns": 1e9 * value, "runs": len(seconds[name]),
+                            "ratio": value / statistics.median(seconds["sheaf"][:len(seconds[name])]),
                             "fraction": useful / value / 1e9 / ceiling_gbps if ceiling_gbps else None}
                      for name, value in medians.items() if name != "sheaf"}
   plan.close()
