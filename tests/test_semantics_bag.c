@@ -184,8 +184,7 @@ static void test_long_sum_of_negative_zeros_is_positive(void **state)
   double zeros[MOST_COLUMNS], expected[MOST_COLUMNS];
   (void)state;
   for (int i = 0; i < MOST_COLUMNS; i++) zeros[i] = -0.0, expected[i] = 0;
-  for (int i = 0; i < 3; i++)
-    WALK_TYPES(T, I)
+  for (int i = 0; i < 3; i++) WALK_TYPES(T, I)
     {
       small_call c = small_bags(SHEAF_BAG_SUM, T, I, ENTRIES, indices, 1, INTEGERS(0));
       give_table(&c, 1, columns[i], zeros);
