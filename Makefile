@@ -30,7 +30,7 @@ configure:
 	  cmake -G Ninja -S . -B $(BUILD) -DSHEAF_WERROR=ON -DSHEAF_BUILD_TESTS=OFF $(CMAKE_ARGS) >$(BUILD)/configure.log 2>&1 || \
 	    { cat $(BUILD)/configure.log; exit 1; }; fi
 
-# In a folder of its own, with this machine's kernels only and no plug-ins, which takes a third of the time of all.
+# In a folder of its own, with this machine's kernels only and no plug-ins, which takes half the time of all.
 demo:
 	@$(MAKE) --no-print-directory configure BUILD="$(BUILD)/demo" \
 	  CMAKE_ARGS="-DSHEAF_KERNELS=native -DSHEAF_CUDA=OFF -DSHEAF_MPI=OFF -DSHEAF_BUILD_EXAMPLES=OFF $(CMAKE_ARGS)"

@@ -42,6 +42,12 @@ const char *sheaf_isa_name(sheaf_isa isa)
   return isa >= SHEAF_ISA_SCALAR && isa <= SHEAF_ISA_AVX512 ? isa_names[isa] : "unknown";
 }
 
+static int is_built(int isa)
+{
+  static const char built[] = {1, SHF_HAVE_AVX2, SHF_HAVE_AVX512};
+  return built[isa];
+}
+
 #if defined(__x86_64__)
 static int has_f16c(void)
 {
@@ -69,7 +75,10 @@ sheaf_isa sheaf_isa_best(void)
 {
   static atomic_int known = -1;
   int isa = atomic_load_explicit(&known, memory_order_relaxed);
-  if (isa < 0) atomic_store_explicit(&known, isa = (int)detect_isa(), memory_order_relaxed);
+  if (isa < 0) {
+    for (isa = (int)detect_isa(); !is_built(isa);) isa--;
+    atomic_store_explicit(&known, isa, memory_order_relaxed);
+  }
   return (sheaf_isa)isa;
 }
 
@@ -79,7 +88,7 @@ static sheaf_isa isa_from_environment(void)
   sheaf_isa best = sheaf_isa_best();
   const char *wish = secure_getenv("SHEAF_ISA");
   for (int isa = 0; wish && isa <= (int)best && isa < (int)(sizeof isa_names / sizeof *isa_names); isa++)
-    if (strcmp(wish, isa_names[isa]) == 0) return (sheaf_isa)isa;
+    if (strcmp(wish, isa_names[isa]) == 0 && is_built(isa)) return (sheaf_isa)isa;
   return best;
 }
 
@@ -97,6 +106,7 @@ sheaf_status sheaf_set_isa(sheaf_isa isa)
 {
   SHF_REQUIRE(isa >= SHEAF_ISA_SCALAR && isa <= SHEAF_ISA_AVX512, INVALID_PROBLEM, "%d is not an instruction set",
               (int)isa);
+  SHF_REQUIRE(is_built((int)isa), UNAVAILABLE, "this library was built without kernels for %s", isa_names[isa]);
   SHF_REQUIRE(isa <= sheaf_isa_best(), UNAVAILABLE, "this CPU has no %s; its best is %s", isa_names[isa],
               isa_names[sheaf_isa_best()]);
   atomic_store(&isa_in_use, (int)isa);
