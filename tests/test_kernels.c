@@ -202,6 +202,21 @@ static void test_the_best_kernel_is_chosen_for_every_op(void **state)
   assert_int_equal(sheaf_set_isa(before), SHEAF_OK);
 }
 
+/* In a build for one machine, too, whose CPU may have sets that the build has not. */
+static void test_a_set_without_kernels_is_refused(void **state)
+{
+  (void)state;
+  const sheaf_isa before = sheaf_isa_current();
+  for (int isa = SHEAF_ISA_SCALAR; isa <= SHEAF_ISA_AVX512; isa++) {
+    int available = 0;
+    for (int64_t i = 0; i < sheaf_kernel_count() && !available; i++)
+      if ((int)kernel_at(i, &available).arch != isa) available = 0;
+    assert_int_equal(sheaf_set_isa((sheaf_isa)isa), (available ? SHEAF_OK : SHEAF_UNAVAILABLE));
+    assert_true(!available || isa <= (int)sheaf_isa_best());
+  }
+  assert_int_equal(sheaf_set_isa(before), SHEAF_OK);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -209,6 +224,7 @@ int main(void)
       cmocka_unit_test(test_every_combination_is_listed_exactly_once),
       cmocka_unit_test(test_names_say_what_a_kernel_is_and_are_unique),
       cmocka_unit_test(test_available_is_what_the_cpu_can_run),
+      cmocka_unit_test(test_a_set_without_kernels_is_refused),
       cmocka_unit_test(test_positions_outside_of_the_list_are_refused),
       cmocka_unit_test(test_every_available_row_runs_under_its_name),
       cmocka_unit_test(test_the_best_kernel_is_chosen_for_every_op),
