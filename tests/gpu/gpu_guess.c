@@ -30,10 +30,10 @@ static void change_offsets(problem *p, offsets_are how)
 
 /* There are as many entries as bags of one length would have: some are, others are not, and a graph that is launched with one
  * kind, or with offsets out of order, is launched again with another. */
-static void check_guesses(problem_spec spec)
+static void check_guesses(problem_spec spec, size_t from)
 {
   static const offsets_are kinds[][2] = {{EQUAL, AS_MADE}, {AS_MADE, EQUAL}, {AS_MADE, AS_MADE}, {SPOILT, AS_MADE}};
-  for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+  for (size_t i = from; i < sizeof kinds / sizeof kinds[0]; i += 2) {
     problem *first = problem_make(&spec);
     if (!spec.has_padding) spec.seed += 1000; /* a graph has one padding index */
     problem *second = problem_make(&spec);
@@ -86,7 +86,7 @@ static void test_guessed_lengths_are_checked(void **state)
                          .sharded = i % 7 == 6,
                          .shift = i % 11 == 10,
                          .seed = 900 + (uint64_t)i};
-    check_guesses(spec);
+    check_guesses(spec, (size_t)(i / 2 % 2));
   }
 }
 

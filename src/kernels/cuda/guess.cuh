@@ -239,9 +239,9 @@ __device__ __forceinline__ void do_over(const Task &t, const Team &m, uint32_t n
         sum_places<E, VE, LANE_BITS, ALONE, OVER_IN_FLIGHT>(t, m, parts, o.start, o.places, longest, base, at);
     if (m.rower != 0) continue;
     if (o.whole) sum.finish(t, 0, first + i, o.places, at, nullptr);
-    if (o.part) {
+    if (o.part) { // there is a mark then
       LongGroup g = {0, o.group, o.group_start, o.group_length, first_slot(o.group_start)};
-      climb<E, VE, Sum<E, VE>, 1>(t, m, g, o.chunk, at, sum);
+      climb<E, VE, Sum<E, VE>, true>(t, m, g, o.chunk, at, sum);
     }
   }
 }
