@@ -13,7 +13,7 @@ namespace shf {
 enum { LEAST_GUESS_BITS = 3 }; // lanes of a row, as a power of two
 enum { OVER_IN_FLIGHT = 4 };   // rows in flight where the guess was wrong: no more registers than the rest needs
 
-// Blocks of a multiprocessor: as many as need not spill registers, since a kernel with a stack begins a microsecond later.
+// Blocks of a multiprocessor: as many as there are registers for, but for one or two that are spilled.
 template <class E> struct GuessBlocks {
   enum { EACH = E::WIDE > 4 ? 3 : 4 };
 };
