@@ -1,6 +1,6 @@
 /* problem_rows.c: a row-sparse gradient on a device: entries are grouped there, the rows that they name counted and
- * numbered, and the gradient computed for a table that has these rows only, by the same kernels as the dense one's, so that
- * it has its bits. The host waits once, for how many rows there are, since that is the shape of the result. */
+ * numbered, and the gradient computed for a table that has these rows only, by the same kernels as the dense one's, so
+ * that it has its bits. The host waits once, for how many rows there are, since that is the shape of the result. */
 #include <inttypes.h>
 
 #include "core/device_api.h"
