@@ -70,7 +70,7 @@ static int open_page(page_file *page, const char *path)
   if (!page->file) {
     int error = errno;
     free(page->temporary);
-    return error;
+    return error ? error : EIO;
   }
   if (there) fchmod(fileno(page->file), old.st_mode & 0777);
   return 0;
