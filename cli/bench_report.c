@@ -147,7 +147,7 @@ void bench_print_result(const bench_result *result)
     if (shape.whole)
       printf(" %6s  %-26s %5s %-6s  %s\n", "", "", "", target, result->sku);
     else
-      printf(" %6s  %-11s %5s %s\n", "", "", "", target);
+      printf("%*s%s\n", *target ? 27 : 0, "", target); /* no blanks at the end */
     return;
   }
   char fraction[48];
