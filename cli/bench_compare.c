@@ -60,13 +60,13 @@ void bench_compare_print(json_t *now)
   json_t *results = json_object_get(now, "results"), *result;
   size_t i, count = 0;
   double *ratios = malloc((json_array_size(results) + 1) * sizeof *ratios);
-  printf("\n%-9s %-58s %3s %12s %12s  %s\n", "suite", "case", "thr", "before", "now", "times as fast");
+  printf("\n%-9s %-60s %3s %12s %12s  %s\n", "suite", "case", "thr", "before", "now", "times as fast");
   json_array_foreach(results, i, result)
   {
     double ratio = json_number_value(json_object_get(result, "ratio"));
     if (!(ratio > 0)) continue;
     if (ratios) ratios[count++] = ratio;
-    printf("%-9s %-58s %3d %9.2f us %9.2f us  %.2f\n", cli_shown(text_of(result, "suite")),
+    printf("%-9s %-60s %3d %9.2f us %9.2f us  %.2f\n", cli_shown(text_of(result, "suite")),
            cli_shown(text_of(result, "case")), (int)json_integer_value(json_object_get(result, "threads")),
            json_number_value(json_object_get(result, "ns_before")) / 1e3,
            json_number_value(json_object_get(result, "ns")) / 1e3, ratio);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "bench_device_setup.h"
+#include "bench_output.h"
 #include "bench_tools.h"
 #include "cli_impl.h"
 
@@ -129,7 +130,7 @@ static int measure(bench_gpu *g, const device_case *c, bench_setup *s)
   json_object_set_new(result, "select_ns", json_real(s->select * 1e9));
   if (json_array_append_new(g->results, result) != 0) return bench_device_complain("out of memory");
   if (!g->text) return 1;
-  printf("%-62s %9.1f %8.1f %7.2f %7.1f %6.1f", name, seconds * 1e6, speed * 1e-9, speed / g->copy, host * 1e6,
+  printf("%-56s %9.1f %8.1f %7.2f %7.1f %6.1f", name, seconds * 1e6, speed * 1e-9, speed / g->copy, host * 1e6,
          s->select * 1e6);
   if (target[0]) printf("  %-10s %5s", target, met);
   putchar('\n');
@@ -150,9 +151,7 @@ static bool is_wanted(const device_case *c, const char *const *words, bool quick
 {
   char name[96];
   device_case_name(c, name, sizeof name);
-  for (int i = 0; words[i]; i++)
-    if (!strstr(name, words[i])) return false;
-  return !quick || c->quick;
+  return bench_name_has(name, words) && (!quick || c->quick);
 }
 
 int bench_on_device(const char *device, const char *const *words, bool quick, bool list, bool text, json_t *root)
@@ -160,13 +159,12 @@ int bench_on_device(const char *device, const char *const *words, bool quick, bo
   DLDevice where;
   int code = cli_device("bench", device, &where);
   if (code != CLI_GO_ON) return code;
-  int devices;
-  if (!list && sheaf_device_count(kDLCUDA, &devices) != SHEAF_OK) return bench_device_complain(""), CLI_FAILED;
+  if (!list && (code = cli_device_ready("bench", where)) != CLI_GO_ON) return code;
   bench_gpu g = {.text = text && !list, .results = json_object_get(root, "results")};
   int failed = 0, ran = 0;
   if (!list && !open_device(&g, where.device_id, root)) return CLI_FAILED;
   if (g.text)
-    printf("\n%-62s %9s %8s %7s %7s %6s  %-10s %5s\n", "case", "us", "GB/s", "of copy", "host us", "select", "target",
+    printf("\n%-56s %9s %8s %7s %7s %6s  %-10s %5s\n", "case", "us", "GB/s", "of copy", "host us", "select", "target",
            "met");
   for (int i = 0; i < device_case_count; i++) {
     if (!is_wanted(&device_cases[i], words, quick)) continue;
@@ -179,7 +177,7 @@ int bench_on_device(const char *device, const char *const *words, bool quick, bo
       failed += !run_case(&g, &device_cases[i]);
   }
   if (!list) close_device(&g);
-  if (!ran) return cli_misused("bench", "no case has that in its name");
+  if (!ran) return cli_misused("bench", "no case%s has that in its name", quick ? " of --quick" : "");
   if (g.text)
     puts("\ntarget: the time or the fraction of the copy that is aimed at; met: how far it is reached, 1 is all");
   return failed ? CLI_FAILED : CLI_OK;

@@ -5,7 +5,8 @@
 #include <sheaf/sheaf.h>
 
 /* The coalesced gradient of a table of `rows` rows, made by the op on tensors and let go: bags by offsets, with an end.
- * Works on the thread's stream (sheaf_stream_use); the call itself waits, since how many rows there are is known late. */
+ * Works on the thread's stream (sheaf_stream_use); the call itself waits, since how many rows there are is known
+ * late. */
 sheaf_status bench_sparse_gradient(const sheaf_embedding_args *operands, int64_t rows);
 
 #endif

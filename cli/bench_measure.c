@@ -122,8 +122,8 @@ static void finish_probe(probe *p, int runs, double *rates)
 
 /* ---- Case and ceilings in turn ------------------------------------------------------------------------------- */
 
-/* Which ceilings a case is shown beside: the fitting one; for gradients also reading and writing the same rows, for gradients of
- * segments also plain writing, for hot rows also the gather of the very same rows. */
+/* Which ceilings a case is shown beside: the fitting one; for gradients also reading and writing the same rows, for
+ * gradients of segments also plain writing, for hot rows also the gather of the very same rows. */
 static int start_probes(probe *probes, const bench_data *data, int threads, bench_result *result)
 {
   const bench_case *c = data->c;

@@ -21,6 +21,11 @@ int bench_output_open(bench_output *output, int argc, char **argv)
   return CLI_GO_ON;
 }
 
+int bench_output_check(const bench_output *output)
+{
+  return output->report ? report_check("bench", output->report) : CLI_GO_ON;
+}
+
 void bench_output_close(bench_output *output)
 {
   json_decref(output->old);

@@ -21,10 +21,13 @@ typedef struct bench_output {
 
 /* Notes the command line and reads the earlier results: CLI_GO_ON, or an exit code after a complaint. */
 int bench_output_open(bench_output *output, int argc, char **argv);
+
+/* Sees that the page can be written, before anything is measured for it; answers as that does. */
+int bench_output_check(const bench_output *output);
 void bench_output_close(bench_output *output);
 
-/* {machine, ceilings, results}, the lists still empty. A result is an object with "suite", "case", "threads" and "ns" at
- * least; NULL when memory is short. */
+/* {machine, ceilings, results}, the lists still empty. A result is an object with "suite", "case", "threads" and "ns"
+ * at least; NULL when memory is short. */
 json_t *bench_output_begin(void);
 
 /* Compares, draws and prints results (which it releases; NULL is reported as want of memory): an exit code. */

@@ -9,7 +9,8 @@
 /* In all of these, `words` (ended by NULL) are what a line's name must hold. Results are added to a list of JSON and,
  * with `text`, printed as they come; answers are exit codes. */
 
-/* What the dispatcher and each layer cost: bench_dispatch.c. Some lines are compared with others, so all are measured. */
+/* What the dispatcher and each layer cost: bench_dispatch.c. Some lines are compared with others, so all are
+ * measured. */
 bool bench_dispatch_has(const char *const *words);
 void bench_dispatch_list(const char *const *words);
 int bench_dispatch(double seconds, const char *const *words, bool text, json_t *results);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -71,19 +72,54 @@ void bench_print_ceiling(const bench_ceiling *ceiling)
          ceiling->gbps, ceiling->low, ceiling->high, ceiling->way);
 }
 
-void bench_print_head(void)
+/* What of the table is shown: all of it in pipes and very wide terminals; else what has room, of names if need be the
+ * beginning and the end. */
+typedef struct table_shape {
+  int suite, name; /* columns of either; suite 0: left out */
+  bool whole;      /* spreads, kernels and ceilings too */
+} table_shape;
+
+static table_shape shape_of_table(void)
 {
-  printf("\n%-9s %-58s %3s %10s %-17s %6s  %-26s %5s %-6s  %s\n", "suite", "case", "thr", "time", "(10 % to 90 %)",
-         "GB/s", "of ceiling (10 % to 90 %)", "quiet", "target", "kernel; ceilings");
+  enum { WHOLE = 200, SUITE = 10, NAME = 60, OTHERS = 48, UNKNOWN = 120, SHORT_NAME = 40, LEAST = 16 };
+  struct winsize size = {0};
+  if (!isatty(STDOUT_FILENO)) return (table_shape){SUITE, NAME, true};
+  int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : UNKNOWN;
+  if (columns >= WHOLE) return (table_shape){SUITE, NAME, true};
+  int suite = columns - SUITE - OTHERS < SHORT_NAME ? 0 : SUITE, name = columns - suite - OTHERS;
+  return (table_shape){suite, name > NAME ? NAME : name < LEAST ? LEAST : name, false};
 }
 
-static void print_time(double ns, double low, double high)
+static void print_name(const table_shape *shape, const char *suite, const char *name)
+{
+  int length = (int)strlen(name), begin = (shape->name - 1) / 2;
+  if (shape->suite) printf("%-*s", shape->suite, suite);
+  if (shape->whole || length <= shape->name)
+    printf("%-*s", shape->name, name);
+  else
+    printf("%.*s..%s", begin, name, name + length - (shape->name - 2 - begin));
+}
+
+void bench_print_head(void)
+{
+  const table_shape shape = shape_of_table();
+  putchar('\n');
+  print_name(&shape, "suite", "case");
+  if (shape.whole)
+    printf(" %3s %10s %-17s %6s  %-26s %5s %-6s  %s\n", "thr", "time", "(10 % to 90 %)", "GB/s",
+           "of ceiling (10 % to 90 %)", "quiet", "target", "kernel; ceilings");
+  else
+    printf(" %3s %10s %6s  %-11s %5s %s\n", "thr", "time", "GB/s", "of ceiling", "quiet", "target");
+}
+
+static void print_time(double ns, double low, double high, bool spread_too)
 {
   double unit = ns < 2e4 ? 1 : ns < 2e7 ? 1e3 : 1e6;
   const char *name = ns < 2e4 ? "ns" : ns < 2e7 ? "us" : "ms";
   char spread[48];
   snprintf(spread, sizeof spread, "(%.1f to %.1f)", low / unit, high / unit);
-  printf(" %7.1f %s %-17s", ns / unit, name, spread);
+  printf(" %7.1f %s", ns / unit, name);
+  if (spread_too) printf(" %-17s", spread);
 }
 
 static bool target_is_met(const bench_result *result)
@@ -96,20 +132,30 @@ static bool target_is_met(const bench_result *result)
 void bench_print_result(const bench_result *result)
 {
   const bench_case *c = result->c;
-  printf("%-9s %-58s %3d", c->suite, c->name, result->threads);
+  const table_shape shape = shape_of_table();
+  print_name(&shape, c->suite, c->name);
+  printf(" %3d", result->threads);
   if (result->fault[0]) {
     printf(" FAILED: %s\n", result->fault);
     return;
   }
-  print_time(result->ns, result->ns_low, result->ns_high);
+  print_time(result->ns, result->ns_low, result->ns_high, shape.whole);
   char target[32] = "";
   if (c->target > 0) snprintf(target, sizeof target, result->ceilings ? "%.2f%s" : "%.0f%s", c->target,
                               target_is_met(result) ? "" : " !");
   if (!result->ceilings) {
-    printf(" %6s  %-26s %5s %-6s  %s\n", "", "", "", target, result->sku);
+    if (shape.whole)
+      printf(" %6s  %-26s %5s %-6s  %s\n", "", "", "", target, result->sku);
+    else
+      printf("%*s%s\n", *target ? 27 : 0, "", target); /* no blanks at the end */
     return;
   }
   char fraction[48];
+  if (!shape.whole) {
+    snprintf(fraction, sizeof fraction, "%.2f %s", result->fraction, stream_kind_name(c->ceiling));
+    printf(" %6.1f  %-11s %5.2f %s\n", result->gbps, fraction, result->fraction_quiet, target);
+    return;
+  }
   snprintf(fraction, sizeof fraction, "%.2f %s (%.2f to %.2f)", result->fraction, stream_kind_name(c->ceiling),
            result->fraction_low, result->fraction_high);
   printf(" %6.1f  %-26s %5.2f %-6s  %s; %s %.1f (%s)", result->gbps, fraction, result->fraction_quiet, target,
@@ -125,9 +171,16 @@ void bench_print_result(const bench_result *result)
 void bench_print_foot(const bench_report *report)
 {
   bool any = false;
-  for (int i = 0; i < report->result_count; i++) any |= report->results[i].c->target > 0;
+  int interrupted = 0;
+  for (int i = 0; i < report->result_count; i++) {
+    any |= report->results[i].c->target > 0;
+    interrupted += report->results[i].interrupted > 0;
+  }
+  if (interrupted && !shape_of_table().whole)
+    printf("\nThe kernel interrupted runs of %d of %d cases; --json says which\n", interrupted, report->result_count);
   if (any)
-    puts("\ntarget: the fraction of the ceiling that is aimed at (of suite small: the time in ns); '!': not reached");
+    puts("\ntarget: the fraction of the ceiling that is aimed at (of suite small: the time in ns); "
+         "'!': missed by over 3 %");
 }
 
 /* ---- JSON ---------------------------------------------------------------------------------------------------- */

@@ -26,6 +26,7 @@ typedef struct bench {
   bool text;
   const char *const *words; /* what a line's name must hold */
   json_t *results;
+  const bench_output *output; /* NULL: the caller's */
 } bench;
 
 const bench_shard_sizes bench_shard_usual = {131072, 64, 131072, 11}, bench_shard_quick = {16384, 64, 16384, 5};
@@ -309,6 +310,16 @@ static int run_line(const bench *b, const line *l)
   return well ? CLI_OK : CLI_FAILED;
 }
 
+/* Rank 0 writes the page: that it can is found out before all measure, and known to all. */
+static int check_output(const bench *b)
+{
+  if (!b->output || !b->output->report) return CLI_OK;
+  bool refused = sheaf_comm_rank(b->comm) == 0 && bench_output_check(b->output) != CLI_GO_ON;
+  int64_t mean = agree(b, refused ? b->ranks : 0);
+  if (mean < 0) cli_complain(command, "%s", sheaf_last_error());
+  return mean == 0 ? CLI_OK : CLI_FAILED;
+}
+
 static int run_lines(bench *b)
 {
   const int64_t single = 1;
@@ -319,8 +330,8 @@ static int run_lines(bench *b)
     cli_complain(command, "%s", sheaf_last_error());
     return CLI_FAILED;
   }
-  int code = CLI_OK;
-  if (b->text && sheaf_comm_rank(b->comm) == 0) {
+  int code = check_output(b);
+  if (code == CLI_OK && b->text && sheaf_comm_rank(b->comm) == 0) {
     printf("%lld rank%s of %d thread%s, table %lld x %lld f32, %lld indices\n", (long long)b->ranks,
            b->ranks == 1 ? "" : "s", sheaf_threads(), sheaf_threads() == 1 ? "" : "s", (long long)b->rows,
            (long long)b->dim, (long long)b->indices);
@@ -386,7 +397,7 @@ int bench_shard(int argc, char **argv)
   const cli_syntax syntax = {command, options, CLI_LENGTH(options), words, MAX_WORDS};
   int code = cli_parse(&syntax, argc - 1, argv + 1);
   if (code != CLI_GO_ON) return code;
-  bench b = {.threads = threads, .text = !output.json, .words = words};
+  bench b = {.threads = threads, .text = !output.json, .words = words, .output = &output};
   if (!bench_shard_has(words)) return cli_misused(command, "no line's name holds all of these words: %s ...", words[0]);
   if (shard_read_extents(rows, &b.rows, 1) != 1 || shard_read_extents(dim, &b.dim, 1) != 1 || b.rows < 1 || b.dim < 1 ||
       shard_read_extents(indices, &b.indices, 1) != 1 || b.indices < BAG)

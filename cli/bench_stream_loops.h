@@ -22,8 +22,8 @@ typedef uint64_t pair_words __attribute__((vector_size(16), may_alias, aligned(1
 typedef uint64_t one_word __attribute__((may_alias, aligned(1)));
 typedef uint32_t half_word __attribute__((may_alias, aligned(1)));
 
-/* FETCH_MIXED: as FETCH_L2, and the lines of a row are read out of order, lest the CPU's own prefetcher take them for the
- * begin of a stream. */
+/* FETCH_MIXED: as FETCH_L2, and the lines of a row are read out of order, lest the CPU's own prefetcher take them for
+ * the begin of a stream. */
 typedef enum fetch { FETCH_NONE, FETCH_L1, FETCH_L2, FETCH_MIXED, FETCH_ONCE, FETCH_WRITE } fetch;
 
 typedef struct way {

@@ -7,13 +7,14 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Exit codes of every subcommand. */
+/* Exit codes of every subcommand: docs/cli.md says which is for what. */
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 /* cli_parse's answer when there is work to do. */
 enum { CLI_GO_ON = -1 };
 
-#define CLI_EXIT_CODES_HELP "Exit codes: 0 all went well; 1 something failed; 2 the command was used wrongly."
+#define CLI_EXIT_CODES_HELP \
+  "Exit codes: 0 all went well; 1 something failed or differs; 2 the command was used wrongly."
 
 /* ---- The table of commands: commands.c, command_list.h ------------------------------------------------------- */
 
@@ -111,6 +112,12 @@ int cli_unknown(const char *command, const char *what, const char *typed, const 
 
 /* "cpu", "cuda" or "cuda:N" as a device (type 0 for the CPU): CLI_GO_ON, or the exit code after a complaint. */
 int cli_device(const char *command, const char *name, DLDevice *device);
+
+/* Whether such a device is there; answers likewise, and the complaint says what is missing and what can be done. */
+int cli_device_ready(const char *command, DLDevice device);
+
+/* Has the library use "scalar", "avx2" or "avx512"; answers likewise. */
+int cli_isa(const char *command, const char *name);
 
 /* ---- Progress: progress.c ------------------------------------------------------------------------------------ */
 

@@ -49,8 +49,7 @@ static const char *const *filters_of(const bench_options *options)
 static bool is_wanted(const bench_case *c, const bench_options *options)
 {
   const char *const *filters = filters_of(options);
-  return suite_is_wanted(options, c->suite) && bench_name_has(c->name, filters) &&
-         (c->quick || !options->quick || *filters);
+  return suite_is_wanted(options, c->suite) && bench_name_has(c->name, filters) && (c->quick || !options->quick);
 }
 
 static void keep_wanted(bench_cases *list, const bench_options *options)
@@ -234,16 +233,6 @@ static void print_list(const bench_options *options, const bench_cases *list)
   if (suite_is_wanted(options, "shard")) bench_shard_list(filters);
 }
 
-static int set_isa(const char *name)
-{
-  for (int isa = SHEAF_ISA_SCALAR; isa <= SHEAF_ISA_AVX512; isa++) {
-    if (strcmp(name, sheaf_isa_name((sheaf_isa)isa)) != 0) continue;
-    if (sheaf_set_isa((sheaf_isa)isa) == SHEAF_OK) return CLI_GO_ON;
-    return cli_misused("bench", "--isa %s cannot be used here: %s", name, sheaf_last_error());
-  }
-  return cli_misused("bench", "--isa takes scalar, avx2 or avx512, not '%s'", name);
-}
-
 static int run_suites(const bench_options *options)
 {
   bench_cases list = {0};
@@ -257,7 +246,7 @@ static int run_suites(const bench_options *options)
     cli_complain("bench", "out of memory");
     code = CLI_FAILED;
   } else if (list.count == 0 && !others) {
-    code = cli_misused("bench", "no case has that in its name");
+    code = cli_misused("bench", "no case%s has that in its name", options->quick ? " of --quick" : "");
   } else if (options->list) {
     print_list(options, &list);
   } else {
@@ -294,7 +283,7 @@ static int run_bench(const bench_options *options)
   }
   if (options->device && strcmp(options->device, "cpu") != 0) return run_on_device(options);
   if (suite && !is_suite(suite)) return cli_unknown("bench", "suite", suite, suites, CLI_LENGTH(suites));
-  if (options->isa && (code = set_isa(options->isa)) != CLI_GO_ON) return code;
+  if (options->isa && (code = cli_isa("bench", options->isa)) != CLI_GO_ON) return code;
   return run_suites(options);
 }
 
@@ -310,6 +299,7 @@ int cmd_bench(int argc, char **argv)
   const cli_syntax syntax = {"bench", known, CLI_LENGTH(known), options.words, MAX_WORDS};
   int code = cli_parse(&syntax, argc, argv);
   if (code == CLI_GO_ON) code = bench_output_open(&options.output, argc, argv);
+  if (code == CLI_GO_ON && !options.list) code = bench_output_check(&options.output);
   if (code == CLI_GO_ON) code = run_bench(&options);
   bench_output_close(&options.output);
   return code;

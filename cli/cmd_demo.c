@@ -69,11 +69,11 @@ static json_t *result_to_json(const demo_op *op, const demo_result *result, cons
 
 static int print_json(const demo_data *data, const double bandwidth[DEMO_CEILINGS], json_t *results, int failed)
 {
-  return cli_print_json("demo", json_pack("{s:s, s:s, s:s, s:i, s:{s:f, s:f, s:f}, s:i, s:o}", "version", sheaf_version(),
-                                          "cpu", sheaf_cpu_name(), "isa", sheaf_isa_name(sheaf_isa_current()), "threads",
-                                          data->threads, "bandwidth_gbps", "read", bandwidth[DEMO_READ] / 1e9, "copy",
-                                          bandwidth[DEMO_COPY] / 1e9, "gather", bandwidth[DEMO_GATHER] / 1e9, "failed",
-                                          failed, "results", results));
+  json_t *root = json_pack("{s:s, s:s, s:s, s:i, s:{s:f, s:f, s:f}, s:i, s:o}", "version", sheaf_version(), "cpu",
+                           sheaf_cpu_name(), "isa", sheaf_isa_name(sheaf_isa_current()), "threads", data->threads,
+                           "bandwidth_gbps", "read", bandwidth[DEMO_READ] / 1e9, "copy", bandwidth[DEMO_COPY] / 1e9,
+                           "gather", bandwidth[DEMO_GATHER] / 1e9, "failed", failed, "results", results);
+  return cli_print_json("demo", root);
 }
 
 static int run_all(demo_data *data, double seconds, int min_runs, int json)
@@ -134,11 +134,8 @@ int cmd_demo(int argc, char **argv)
   if (code != CLI_GO_ON) return code;
   code = cli_device("demo", device, &where);
   if (code != CLI_GO_ON) return code;
-  int devices;
-  if (where.device_type == kDLCUDA && sheaf_device_count(kDLCUDA, &devices) != SHEAF_OK) {
-    cli_complain("demo", "%s", sheaf_last_error());
-    return CLI_FAILED;
-  }
+  code = cli_device_ready("demo", where);
+  if (code != CLI_GO_ON) return code;
   demo_data data;
   bench_show_progress("filling tables ...");
   if (demo_data_make(&data, quick, threads ? threads : sheaf_threads()) != SHEAF_OK) {

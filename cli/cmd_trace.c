@@ -176,6 +176,7 @@ static int view(int argc, char **argv)
   int code = cli_parse(&syntax, argc - 1, argv + 1);
   if (code != CLI_GO_ON) return code;
   if (!file) return cli_misused(command, "no trace is given");
+  if (report && (code = report_check(command, report)) != CLI_GO_ON) return code;
   trace *t = calloc(1, sizeof *t);
   const trace_op **sorted = calloc(MOST_OPS, sizeof *sorted); /* NOLINT(bugprone-sizeof-expression): of pointers */
   char *line = report_command_line(argc, argv);

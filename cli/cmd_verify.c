@@ -56,7 +56,7 @@ static int list_cases(const char *folder, name_list *list)
   DIR *dir = opendir(folder);
   if (!dir) {
     cli_complain("verify", "'%s' cannot be read: %s", folder, strerror(errno));
-    return CLI_USAGE;
+    return CLI_FAILED;
   }
   bool fits = true;
   struct dirent *entry;
@@ -66,11 +66,11 @@ static int list_cases(const char *folder, name_list *list)
   closedir(dir);
   if (error) {
     cli_complain("verify", "'%s' cannot be read: %s", folder, strerror(error));
-    return fits ? CLI_USAGE : CLI_FAILED;
+    return CLI_FAILED;
   }
   if (list->count == 0) {
     cli_complain("verify", "'%s' holds no *.safetensors files", folder);
-    return CLI_USAGE;
+    return CLI_FAILED;
   }
   qsort(list->names, list->count, sizeof *list->names, compare_names);
   return CLI_OK;
@@ -123,16 +123,6 @@ static int replay_folder(const char *folder, int threads, DLDevice device, int v
   return code == CLI_OK && failed ? CLI_FAILED : code;
 }
 
-static int set_isa(const char *name)
-{
-  for (int isa = SHEAF_ISA_SCALAR; isa <= SHEAF_ISA_AVX512; isa++) {
-    if (strcmp(name, sheaf_isa_name((sheaf_isa)isa)) != 0) continue;
-    if (sheaf_set_isa((sheaf_isa)isa) == SHEAF_OK) return CLI_GO_ON;
-    return cli_misused("verify", "--isa %s cannot be used here: %s", name, sheaf_last_error());
-  }
-  return cli_misused("verify", "--isa takes scalar, avx2 or avx512, not '%s'", name);
-}
-
 int cmd_verify(int argc, char **argv)
 {
   const char *folder = NULL, *isa = NULL, *device_name = "cpu";
@@ -145,18 +135,14 @@ int cmd_verify(int argc, char **argv)
   if (code != CLI_GO_ON) return code;
   DLDevice device;
   if ((code = cli_device("verify", device_name, &device)) != CLI_GO_ON) return code;
-  int devices;
-  if (device.device_type && sheaf_device_count(device.device_type, &devices) != SHEAF_OK) {
-    cli_complain("verify", "%s", sheaf_last_error());
-    return CLI_FAILED;
-  }
   if (!folder) return cli_misused("verify", "no folder of cases is given");
+  if ((code = cli_device_ready("verify", device)) != CLI_GO_ON) return code;
   /* Reference cases are too small to be worth a second thread. The library reads this at its first use and then splits
    * every run, so that splitting itself is tested. */
   if (threads > 1 && setenv("SHEAF_TEST_SPLIT", "1", 1) != 0) {
     cli_complain("verify", "out of memory");
     return CLI_FAILED;
   }
-  if (isa && (code = set_isa(isa)) != CLI_GO_ON) return code;
+  if (isa && (code = cli_isa("verify", isa)) != CLI_GO_ON) return code;
   return replay_folder(folder, threads, device, verbose, json);
 }

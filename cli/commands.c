@@ -145,7 +145,7 @@ static const cli_described bench_options[] = {
     {"--threads", NULL, "N", "threads of cases and ceilings; default: one, then as many as the library takes"},
     ISA("default: the best one here. Ceilings always take the best"),
     {"--seconds", NULL, "S", "how long to measure each case, about; default 1, with --quick 0.2"},
-    {"--quick", NULL, NULL, "the most telling cases only, in under a minute"},
+    {"--quick", NULL, NULL, "the most telling cases only, in under a minute; with a FILTER, those of them"},
     {"--grid", NULL, NULL, "every width, length, spread, dtype and mode of bags (2100 cases)"},
     RESULTS,
     {"--from", NULL, "FILE", "take the results of an earlier --json instead of measuring, for --report and --compare"},
@@ -264,7 +264,8 @@ const cli_command cli_commands[] = {
      "alone. Only cases whose name holds every FILTER are run: 'sheaf bench bag f16 D128'. The column 'quiet' is the "
      "fraction with both sides at their 90th percentile, which a busy machine disturbs least; runs that the kernel "
      "interrupts are repeated. 'target' is the fraction that is aimed at (of suite small: the time in ns), with a '!' "
-     "where it is not reached. Needs up to 11 GB of memory; cases that want more than there is are passed over.",
+     "where it is missed by more than 3 %. Lines fit the terminal: spreads, kernels and ceilings are shown in wide "
+     "ones, in pipes and in --json. Needs up to 11 GB of memory; cases that want more than there is are passed over.",
      WITH(bench_options), cmd_bench},
     {"bench shard", "[FILTER ...]", "ops over ranks, beside the engine's own collectives",
      "Under mpirun. Runs lookups, bags and gradients by each strategy on a mesh of one dimension, f32 rows; with "

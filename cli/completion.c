@@ -293,7 +293,7 @@ int cli_print_manual(void)
       put_roff(option->help);
     }
   }
-  puts(".SH EXIT STATUS\n0 all went well; 1 something failed; 2 the command was used wrongly.\n.SH ENVIRONMENT\n.TP\n"
+  puts(".SH EXIT STATUS\n0 all went well; 1 something failed or differs; 2 the command was used wrongly.\n.SH ENVIRONMENT\n.TP\n"
        "\\fBSHEAF_ISA\\fR\nscalar, avx2 or avx512: the instruction set in use.\n.TP\n\\fBSHEAF_PLUGIN_PATH\\fR\n"
        "More folders to look for plug\\-ins in, separated by colons.");
   return CLI_OK;

@@ -59,7 +59,8 @@ double demo_device_bandwidth(demo_data *data);
 typedef enum demo_ceiling { DEMO_READ, DEMO_COPY, DEMO_GATHER, DEMO_CEILINGS } demo_ceiling;
 
 /* What the machine does in bytes per second: sequential read, copy (bytes read plus written), and reading rows of the
- * table at random places. Plain code on the same memory with the same number of threads, in the best of several ways. */
+ * table at random places. Plain code on the same memory with the same number of threads, in the best of several
+ * ways. */
 void demo_measure_ceilings(demo_data *data, double seconds, double bandwidth[DEMO_CEILINGS]);
 
 /* ---- demo_op.c ----------------------------------------------------------------------------------------------- */

@@ -27,8 +27,8 @@ static inline bool embed_is_bad(const embed *e, int64_t index) { return index < 
 /* Says that so much memory cannot be had; CLI_FAILED. */
 int embed_no_memory(const embed *e, int64_t bytes);
 
-/* Opens and checks the table and all operands, and finds where bags begin: CLI_GO_ON, or an exit code after a complaint.
- * Close in any case. */
+/* Opens and checks the table and all operands, and finds where bags begin: CLI_GO_ON, or an exit code after a
+ * complaint. Close in any case. */
 int embed_open(embed *e);
 void embed_close(embed *e);
 

@@ -6,9 +6,8 @@
 int run_place_of(const char *command, const char *device, int threads, run_place *place)
 {
   *place = (run_place){.threads = threads};
-  int devices, code = cli_device(command, device, &place->device);
-  if (code != CLI_GO_ON || !place->device.device_type) return code;
-  return sheaf_device_count(place->device.device_type, &devices) == SHEAF_OK ? CLI_GO_ON : cli_failed(command);
+  int code = cli_device(command, device, &place->device);
+  return code == CLI_GO_ON ? cli_device_ready(command, place->device) : code;
 }
 
 /* Tensors of the operands, and what lies on the device for them. */

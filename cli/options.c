@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <sheaf/device.h>
+
 #include "cli_impl.h"
 
 /* One line, whatever is in the names and paths of which it is made. */
@@ -64,6 +66,33 @@ int cli_device(const char *command, const char *name, DLDevice *device)
     return cli_misused(command, "--device takes cpu, cuda or cuda:N, not '%s'", name);
   device->device_id = (int)number;
   return CLI_GO_ON;
+}
+
+int cli_device_ready(const char *command, DLDevice device)
+{
+  int count;
+  if (!device.device_type) return CLI_GO_ON;
+  if (sheaf_device_count(device.device_type, &count) != SHEAF_OK)
+    cli_complain(command, "%s; without --device, the CPU does it", sheaf_last_error());
+  else if (count == 0)
+    cli_complain(command, "there is no CUDA device here; without --device, the CPU does it");
+  else if (device.device_id < count)
+    return CLI_GO_ON;
+  else
+    cli_complain(command, "there is no cuda:%d here, but %d CUDA device%s from cuda:0 on", device.device_id, count,
+                 count == 1 ? "" : "s");
+  return CLI_FAILED;
+}
+
+int cli_isa(const char *command, const char *name)
+{
+  for (int isa = SHEAF_ISA_SCALAR; isa <= SHEAF_ISA_AVX512; isa++) {
+    if (strcmp(name, sheaf_isa_name((sheaf_isa)isa)) != 0) continue;
+    if (sheaf_set_isa((sheaf_isa)isa) == SHEAF_OK) return CLI_GO_ON;
+    cli_complain(command, "--isa %s cannot be used here: %s", name, sheaf_last_error());
+    return CLI_FAILED;
+  }
+  return cli_misused(command, "--isa takes scalar, avx2 or avx512, not '%s'", name);
 }
 
 static const cli_option *bound_option(const cli_syntax *syntax, const char *name)

@@ -50,30 +50,65 @@ static void put_page(FILE *file, const char *title, const char *json)
   fputs(data_at + 6, file);
 }
 
-/* Beside the target and renamed over it, so that nobody ever sees half a page. Only a file is replaced, and keeps its
- * permissions. */
-static int write_file(const char *path, const char *title, const char *json)
+/* A page on its way: beside the target, over which it is renamed, so that nobody ever sees half of one. */
+typedef struct page_file {
+  char *temporary;
+  FILE *file;
+} page_file;
+
+/* Only a file is replaced, and keeps its permissions. An error of errno.h, after which there is nothing to close. */
+static int open_page(page_file *page, const char *path)
 {
   struct stat old;
   bool there = stat(path, &old) == 0;
   if (there && !S_ISREG(old.st_mode)) return S_ISDIR(old.st_mode) ? EISDIR : EEXIST;
   size_t room = strlen(path) + 32;
-  char *temporary = malloc(room);
-  if (!temporary) return ENOMEM;
-  snprintf(temporary, room, "%s.%ld.tmp", path, (long)getpid());
-  FILE *file = fopen(temporary, "wx");
-  int error = file ? 0 : errno;
-  if (file) {
-    if (there) fchmod(fileno(file), old.st_mode & 0777);
-    errno = 0;
-    put_page(file, title, json);
-    if (fflush(file) != 0 || ferror(file) || fsync(fileno(file)) != 0) error = errno ? errno : EIO;
-    if (fclose(file) != 0 && !error) error = errno;
-    if (!error && rename(temporary, path) != 0) error = errno;
-    if (error) unlink(temporary);
+  page->temporary = malloc(room);
+  if (!page->temporary) return ENOMEM;
+  snprintf(page->temporary, room, "%s.%ld.tmp", path, (long)getpid());
+  page->file = fopen(page->temporary, "wx");
+  if (!page->file) {
+    int error = errno;
+    free(page->temporary);
+    return error ? error : EIO;
   }
-  free(temporary);
+  if (there) fchmod(fileno(page->file), old.st_mode & 0777);
+  return 0;
+}
+
+/* Puts it in its place, unless there was an error by then or `path` is NULL; takes it away again then. */
+static int close_page(page_file *page, const char *path, int error)
+{
+  if (fclose(page->file) != 0 && !error) error = errno;
+  if (path && !error && rename(page->temporary, path) != 0) error = errno;
+  if (!path || error) unlink(page->temporary);
+  free(page->temporary);
   return error;
+}
+
+static int write_file(const char *path, const char *title, const char *json)
+{
+  page_file page;
+  int error = open_page(&page, path);
+  if (error) return error;
+  errno = 0;
+  put_page(page.file, title, json);
+  if (fflush(page.file) != 0 || ferror(page.file) || fsync(fileno(page.file)) != 0) error = errno ? errno : EIO;
+  return close_page(&page, path, error);
+}
+
+static int refuse(const char *command, const char *path, int error)
+{
+  cli_complain(command, "'%s' cannot be written: %s", path, strerror(error));
+  return CLI_FAILED;
+}
+
+int report_check(const char *command, const char *path)
+{
+  page_file page;
+  int error = open_page(&page, path);
+  if (!error) error = close_page(&page, NULL, 0);
+  return error ? refuse(command, path, error) : CLI_GO_ON;
 }
 
 int report_write(const char *command, const char *path, const char *title, json_t *data)
@@ -86,9 +121,7 @@ int report_write(const char *command, const char *path, const char *title, json_
   }
   int error = write_file(path, title, json);
   free(json);
-  if (!error) return CLI_OK;
-  cli_complain(command, "'%s' cannot be written: %s", path, strerror(error));
-  return CLI_FAILED;
+  return error ? refuse(command, path, error) : CLI_OK;
 }
 
 /* A word as a shell reads it, four times its length and two quotes at the most; returns its end. */

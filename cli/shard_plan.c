@@ -109,7 +109,7 @@ static int read_extents_of_op(const request *r, sheaf_shard_problem *p)
   return CLI_GO_ON;
 }
 
-/* ---- Printing ------------------------------------------------------------------------------------------------------ */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static const sheaf_strategy_list *sorted_list;
 

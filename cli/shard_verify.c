@@ -1,7 +1,7 @@
 /* cli/shard_verify.c: `sheaf shard verify`: strategies, their order and their compatible costs against a file.
  *
- * The file is {"cases": [{"op", "mesh", "shapes", "in", "strategies": [{"out", "in", "cost"}]}]}: placements are lists of
- * words, one per mesh dimension; a cost is a list of one number (null: infinite) per input. A case may also have
+ * The file is {"cases": [{"op", "mesh", "shapes", "in", "strategies": [{"out", "in", "cost"}]}]}: placements are lists
+ * of words, one per mesh dimension; a cost is a list of one number (null: infinite) per input. A case may also have
  * "dtypes", of values and indices; f32 and i64 without. */
 #include <jansson.h>
 #include <math.h>
@@ -121,7 +121,7 @@ static int read_problem(const json_t *root, sheaf_shard_problem *p, verdict *v)
   return 1;
 }
 
-/* ---- Comparing ----------------------------------------------------------------------------------------------------- */
+/* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
 static int same_placements(const sheaf_placement *a, const sheaf_placement *b, int dims)
 {
@@ -207,7 +207,7 @@ int shard_verify(int argc, char **argv)
   if (!json_is_array(cases)) {
     if (root) cli_complain("shard verify", "'%s' has no list of cases", path);
     json_decref(root);
-    return CLI_USAGE;
+    return CLI_FAILED;
   }
   size_t count = json_array_size(cases), failed = 0;
   json_t *failures = json ? json_array() : NULL;

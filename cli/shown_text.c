@@ -6,8 +6,8 @@
 #include "cli_impl.h"
 #include "json_out.h"
 
-/* Bytes of the character at `text`, 0 where there is no valid one. Surrogates, overlong forms and what lies above U+10FFFF
- * are none. */
+/* Bytes of the character at `text`, 0 where there is no valid one. Surrogates, overlong forms and what lies above
+ * U+10FFFF are none. */
 static size_t character_bytes(const unsigned char *text)
 {
   size_t bytes = text[0] < 0x80 ? 1 : text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : 2;

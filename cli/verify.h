@@ -95,8 +95,8 @@ bool verify_run_embedding(verify_case *c, const sheaf_embedding_desc *desc, cons
 
 /* The same two on a device: operands (`count` of them, an output where `written` says so) are copied there, the plan is
  * run by `run` with those copies, and what it wrote is copied back. */
-typedef sheaf_status verify_device_run(const sheaf_plan *plan, void *workspace, void *stream, const sheaf_operand *there,
-                                       const void *args);
+typedef sheaf_status verify_device_run(const sheaf_plan *plan, void *workspace, void *stream,
+                                       const sheaf_operand *there, const void *args);
 bool verify_on_device(verify_case *c, const sheaf_plan *plan, const sheaf_operand *operands, int count,
                       verify_device_run *run, const void *args);
 bool verify_run_segment(verify_case *c, const sheaf_segment_desc *desc, const sheaf_segment_args *args);

@@ -67,8 +67,8 @@ static verify_tensor *plain_arg(verify_case *c, const bag_case *bag)
   if (!arg) return NULL;
   int64_t *rows = arg->data;
   for (int64_t i = 0; i < arg->count; i++) rows[i] = -1;
-  for (int64_t k = 0; k < e->count; k++) {
-    int64_t row = e->row_of[k], *best = rows ? rows + e->bag_of[k] * e->dim : NULL;
+  for (int64_t k = 0; rows && k < e->count; k++) {
+    int64_t row = e->row_of[k], *best = rows + e->bag_of[k] * e->dim;
     for (int64_t d = 0; row >= 0 && d < e->dim; d++) {
       double x = verify_value(bag->weight, row * e->dim + d);
       if (best[d] < 0 || is_above(x, verify_value(bag->weight, best[d] * e->dim + d))) best[d] = row;

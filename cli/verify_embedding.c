@@ -107,7 +107,7 @@ static bool check_backward(verify_case *c, const lookup *l)
 
 bool verify_embedding(verify_case *c)
 {
-  lookup l;
+  lookup l = {0};
   if (!read_lookup(c, &l) || !check_forward(c, &l)) return false;
   return !verify_has(c, "dweight") || check_backward(c, &l);
 }

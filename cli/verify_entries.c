@@ -22,7 +22,7 @@ static bool read_form(verify_case *c, verify_entries *e)
   e->form = with_end ? SHEAF_BAGS_OFFSETS_END : SHEAF_BAGS_OFFSETS;
   if (e->offsets->rank != 1 || e->offsets->count != e->bags + with_end)
     return verify_fail(c, "%lld bags need %lld offsets, there are %lld", (long long)e->bags,
-                       (long long)(e->bags + with_end), (long long)e->offsets->count);
+                       (long long)e->bags + with_end, (long long)e->offsets->count);
   return true;
 }
 

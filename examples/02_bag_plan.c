@@ -59,7 +59,7 @@ static int differs(const sheaf_embedding_desc *desc, const sheaf_embedding_args 
   must(sheaf_embedding_run(plan, workspace, bytes, NULL, args));
   free(workspace);
   sheaf_plan_free(plan);
-  int different = memcmp(before, out, sizeof before) != 0;
+  int different = memcmp((const void *)before, (const void *)out, sizeof before) != 0;
   printf("%-28s threads %2d: %s\n", kernel, threads, different ? "OTHER BITS" : "the same bits");
   return different;
 }

@@ -113,6 +113,24 @@ static void check_shapes(const kernel_group *group, bool all_threads)
   }
 }
 
+/* Bags of rows of 256 bytes, so many that kernels look first whether the same rows come again and again: of few rows,
+ * where they do, and of many. */
+static void check_repetition(const kernel_group *group, bool all_threads)
+{
+  static const int64_t rows[] = {40, 3000};
+  const int64_t size = group->element == SHEAF_F64 ? 8 : 4;
+  if (group->category != SHEAF_CATEGORY_EMBEDDING || (group->kind != SHEAF_BAG_SUM && group->kind != SHEAF_BAG_MEAN) ||
+      (group->element != SHEAF_F32 && group->element != SHEAF_F64)) {
+    return; /* others do not look */
+  }
+  for (int64_t i = 0; i < 2; i++) {
+    problem_spec spec = {.count = 4200, .dim = 256 / size, .rows = rows[i], .bags = 60};
+    choose_options(group, &spec, 250 + i);
+    spec.spread = SPREAD_UNIFORM;
+    check_problem(group, &spec, all_threads);
+  }
+}
+
 /* Options drawn at random, in small problems. */
 static void check_mixtures(const kernel_group *group, int64_t mixtures, bool all_threads)
 {
@@ -132,6 +150,7 @@ static void test_group_matches_the_bit_oracle(void **state)
   const bool all_threads = !is_switched_on("SHEAF_TEST_QUICK");
   check_widths(group, all_threads);
   check_shapes(group, all_threads);
+  check_repetition(group, all_threads);
   check_mixtures(group,
                  is_switched_on("SHEAF_TEST_LONG")    ? 300
                  : is_switched_on("SHEAF_TEST_QUICK") ? 2

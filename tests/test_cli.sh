@@ -91,6 +91,23 @@ stderr_has "'sse9'"
 expect "a flag with a value" 2 info --json=yes
 expect "no seconds" 2 demo --seconds 0
 
+# ---- Exit codes: 1 where what was asked for cannot be had, 2 where it is not said what is wanted ------------------
+
+for arguments in "show @" "nearest @ --row 1" "lookup @ 1" "bag @ 1 --offsets @" "segment @ 1" "quantize @" \
+  "dequantize @ -o out.npy" "convert @ -o out.npy" "verify @" "shard verify @" "trace view @" \
+  "bench small --compare @" "bench --json --from @" "shard plan --mesh 2 --table 9x9 --indices 3 --profile @"; do
+  # shellcheck disable=SC2086
+  expect "$arguments that is not there" 1 $(echo "$arguments" | sed "s|@|$scratch/missing.npy|g")
+  stderr_has "missing.npy"
+  stderr_is_one_line
+done
+for command in show nearest "lookup t.npy" "bag t.npy" "segment t.npy" quantize dequantize convert verify \
+  "shard verify" "shard plan" "trace view" shard trace completion "bench nothing" "shard nothing" "trace nothing"; do
+  # shellcheck disable=SC2086
+  expect "$command without a word that is needed" 2 $command
+  stderr_is_one_line
+done
+
 # ---- info and kernels ------------------------------------------------------------------------------------------
 
 expect "info" 0 info
@@ -126,6 +143,8 @@ isas="scalar avx2 avx512" many="1 2 3 8"
 for isa in $isas; do
   if "$sheaf" verify "$vectors" --isa $isa 2>&1 | grep -q "cannot be used here"; then
     echo "skipped: verify --isa $isa (not on this machine)"
+    expect "verify --isa $isa, which is not here" 1 verify "$vectors" --isa $isa
+    expect "bench --isa $isa, which is not here" 1 bench small --isa $isa
   else
     expect "verify --isa $isa" 0 verify "$vectors" --isa $isa
     stdout_ends "$count passed, 0 failed"
@@ -141,11 +160,11 @@ valid_json
 stdout_has "\"passed\": $count,"
 
 mkdir "$scratch/empty"
-expect "verify of an empty folder" 2 verify "$scratch/empty"
+expect "verify of an empty folder" 1 verify "$scratch/empty"
 stderr_has "no \*\.safetensors"
-expect "verify of a missing folder" 2 verify "$scratch/missing"
+expect "verify of a missing folder" 1 verify "$scratch/missing"
 stderr_has "missing"
-expect "verify of a file" 2 verify "$vectors/000_embedding.safetensors"
+expect "verify of a file" 1 verify "$vectors/000_embedding.safetensors"
 
 # flip_answer FILE TENSOR: changes the first value of a tensor of f32 in FILE, by a bit of its exponent.
 flip_answer() {
@@ -210,8 +229,12 @@ stdout_has "^lookup .* ok "
 stdout_has "^unsorted max backward .* ok "
 stdout_has " checked, 0 failed$"
 expect "demo on a device of no kind" 2 demo --device tpu
-expect "demo on a device that is not there" 1 demo --quick --device cuda:999
-stderr_is_one_line
+for arguments in "demo --quick" "bench" "verify $vectors" "lookup t.npy 1" "bag t.npy 1" "segment t.npy 1"; do
+  # shellcheck disable=SC2086
+  expect "$arguments on a device that is not there" 1 $arguments --device cuda:999
+  stderr_has "CUDA devices need the plug-in .*; without --device\|no CUDA device.*; without --device\|no cuda:999 here, but"
+  stderr_is_one_line
+done
 expect "demo on one thread" 0 demo --quick --seconds=0.2 --threads 1
 stdout_has "1 thread$"
 [ -s "$err" ] && note_failure "demo: progress goes to a file"
@@ -243,6 +266,18 @@ done
 expect "bench --list with filters" 0 bench --list bag F16 d128
 stdout_has "bag_sum-f16-D128"
 if grep -q -e "-f32-" "$out"; then note_failure "bench --list with filters: shows others"; fi
+expect "bench --list --quick with filters" 0 bench --list --quick bag f32
+stdout_has "^bag .*bag_sum-f32-D64-"
+[ "$(wc -l <"$out")" -lt "$("$sheaf" bench --list bag f32 | wc -l)" ] || note_failure "$name: not fewer than without --quick"
+expect "bench of no case of --quick" 2 bench bag D256-L80-V10M --quick --list
+stderr_has "no case of --quick"
+for command in "bench" "bench shard --engine self"; do
+  # shellcheck disable=SC2086
+  expect "$command with a page that cannot be written" 1 $command --report "$scratch/missing/page.html"
+  stderr_has "page.html' cannot be written"
+  stderr_is_one_line
+  [ -s "$out" ] && note_failure "$name: measures first"
+done
 expect "bench of an unknown suite" 2 bench frobnicate
 stderr_has "unknown suite 'frobnicate'"
 stderr_is_one_line
@@ -290,10 +325,10 @@ printf '{"cases": [5, null, {"mesh": [2]}, {"op": "aten.embedding.default", "mes
   >"$scratch/hostile.json"
 expect "shard verify of cases that are none" 1 shard verify "$scratch/hostile.json"
 printf '[1' >"$scratch/broken.json"
-expect "shard verify of half a file" 2 shard verify "$scratch/broken.json"
+expect "shard verify of half a file" 1 shard verify "$scratch/broken.json"
 expect "shard plan of an unknown op" 2 shard plan --mesh 2 --table 10x10 --indices 5 --op frobnicate
 expect "shard verify without a file" 2 shard verify
-expect "shard verify of no file" 2 shard verify "$scratch/nothing.json"
+expect "shard verify of no file" 1 shard verify "$scratch/nothing.json"
 stderr_is_one_line
 cat >"$scratch/cases.json" <<'EOF'
 {"cases": [

@@ -25,7 +25,7 @@ def share_openmp():
     glob.glob(os.path.join(os.path.dirname(torch_folder), "torch.libs", "libgomp*"))
   preload = ":".join(found[:1] + [os.environ.get("LD_PRELOAD", "")]).strip(":")
   environment = dict(os.environ, SHEAF_PEERS_STARTED="1", LD_PRELOAD=preload,
-                     MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(1 << 40))  # results on pages that are there already
+                     MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(1 << 40))  # results on pages that are there
   os.execve(sys.executable, [sys.executable] + sys.argv, environment)
 
 
@@ -119,10 +119,10 @@ def start_ceiling(options, data):
 
 
 def take_turns(options, data, calls, ceiling):
-  """Seconds per contender, and GB/s per way of the ceiling, all measured in turn on index sets in rotation. Each round has
-  an order of its own, since each finds in the caches what the one before it left. A peer that is far behind after three
-  rounds runs no further: it would take most of the time, and leave nothing in the caches for the others. (What it is
-  compared with are the rounds that it took part in.)"""
+  """Seconds per contender, and GB/s per way of the ceiling, all measured in turn on index sets in rotation. Each round
+  has an order of its own, since each finds in the caches what the one before it left. A peer that is far behind after
+  three rounds runs no further: it would take most of the time, and leave nothing in the caches for the others. (What it
+  is compared with are the rounds that it took part in.)"""
   sets, step, order = len(data.index_sets), 0, random.Random(1)
   seconds, rates, racing = {name: [] for name in calls}, [], list(calls)
   start = time.perf_counter()
@@ -225,8 +225,8 @@ def worst_ratio(result):
 
 
 def try_again(options, results, measure_again):
-  """Replaces what was not clearly faster than a peer by the median of three measurements, of which it is one. (Those that
-  were only just faster, too: otherwise bad luck would be forgiven and good luck kept.) Returns how many failed."""
+  """Replaces what was not clearly faster than a peer by the median of three measurements, of which it is one. (Those
+  that were only just faster, too: otherwise bad luck would be forgiven and good luck kept.) Returns how many failed."""
   failed = 0
   for at, result in enumerate(results):
     if not result["peers"] or worst_ratio(result) >= 1 / options.slack:

@@ -4,8 +4,8 @@ Each function takes the data of a problem and gives a dictionary of names and ca
 set. What a library cannot do is left out.
 
 Every call makes its result anew, as PyTorch's and FBGEMM's do, and drops it: the memory of a result is that of the one
-before it, whoever made that. (Sheaf alone would otherwise write to memory of its own, which is cold where theirs is not.)
-Gradients are written into something given, by everyone.
+before it, whoever made that. (Sheaf alone would otherwise write to memory of its own, which is cold where theirs is
+not.) Gradients are written into something given, by everyone.
 """
 import dataclasses
 

@@ -148,8 +148,9 @@ SHEAF_API void sheaf_table_free(void *memory, size_t bytes);
 
 /* ---- Threads and CPU features -------------------------------------------------------------------------------- */
 
-/* The most threads any call may use; 0 restores the default: OpenMP's maximum, or, when ranks of a communicator are on one
- * machine and OMP_NUM_THREADS is not set, a rank's share of its cores. Affects the whole process. A plan's own `threads` preference overrides it. Results never depend on it.
+/* The most threads any call may use; 0 restores the default: OpenMP's maximum, or, when ranks of a communicator are on
+ * one machine and OMP_NUM_THREADS is not set, a rank's share of its cores. Affects the whole process. A plan's own
+ * `threads` preference overrides it. Results never depend on it.
  *
  * Threads are OpenMP's, made at the first large call; OpenMP ends the process when the system refuses to make them.
  * A child process (fork) inherits the runtime's memory but not its threads, and using them again could wait for

@@ -10,10 +10,10 @@
  * Data lies where the file has it. A safetensors file may have it at any byte, not aligned to its elements; a plan's
  * run then answers MISALIGNED, and the tensor has to be copied first. Files written here are aligned.
  *
- * Writing goes to a temporary file beside the target, which is synced and renamed over it only when complete; until then
- * it has no name where the file system knows such files (O_TMPFILE), else `.sheaf-<process>-<number>.tmp`. On failure the
- * temporary file is gone and the target is what it was (but for one failure, which says so: the file is in place and its
- * directory could not be synced). A target that is replaced passes
+ * Writing goes to a temporary file beside the target, which is synced and renamed over it only when complete; until
+ * then it has no name where the file system knows such files (O_TMPFILE), else `.sheaf-<process>-<number>.tmp`. On
+ * failure the temporary file is gone and the target is what it was (but for one failure, which says so: the file is in
+ * place and its directory could not be synced). A target that is replaced passes
  * its permissions on; a symbolic link is replaced by the file, not followed; what is no regular file is left alone.
  */
 #ifndef SHEAF_IO_H
@@ -131,7 +131,8 @@ SHEAF_API const sheaf_io_tensor *sheaf_io_find(const sheaf_io_file *file, const 
 SHEAF_API const char *sheaf_io_metadata_of(const sheaf_io_file *file, const char *key);
 
 /* Maps bytes first .. first + bytes - 1 of a tensor's data, for reading; what was mapped before is given up, so a file
- * takes no more memory than its largest window. `*data` lies where the file has it, aligned or not; NULL for 0 bytes. */
+ * takes no more memory than its largest window. `*data` lies where the file has it, aligned or not; NULL for 0
+ * bytes. */
 SHEAF_API sheaf_status sheaf_io_window(sheaf_io_file *file, const sheaf_io_tensor *tensor, int64_t first,
                                        int64_t bytes, const void **data);
 

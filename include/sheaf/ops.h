@@ -7,8 +7,8 @@
  *
  * An op takes every form of tensor that makes sense for it: dense, meta (shapes only), row-sparse, quantised, nested,
  * batched. Results are made when `*out` is NULL, else written into `*out`, which must have the right type and shape
- * (not while a gradient is being recorded; a tensor that requires one only within no_grad). On failure `*out` is what it
- * was. Options may be NULL: the defaults.
+ * (not while a gradient is being recorded; a tensor that requires one only within no_grad). On failure `*out` is what
+ * it was. Options may be NULL: the defaults.
  *
  * Bad indices and ids are errors by default (INDEX_OUT_OF_RANGE), unlike in plans. On a CUDA device such an error is
  * found by the run itself and by waiting for the thread's stream (device.h): a result that was given has been written

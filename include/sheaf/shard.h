@@ -10,7 +10,9 @@
  * size. The second half (communicators, distributed tensors, ops on them) runs on the ranks of a mesh that was made
  * over a communicator. Its functions are *collective*, and marked so: every rank of the mesh calls them in the same
  * order with the same arguments (but for local data), and all get the same status. When one rank finds something wrong,
- * a bad index or no memory, all of them fail with its words: "rank 2: ...". No rank waits for one that gave up.
+ * a bad index or no memory, all of them fail with its words: "rank 2: ...". No rank waits for one that gave up. But a
+ * call has to name its mesh: one with NULL for what must be there, or without a single operand, fails on its rank
+ * alone, and the others wait for it.
  */
 #ifndef SHEAF_SHARD_H
 #define SHEAF_SHARD_H
@@ -32,17 +34,20 @@ typedef struct sheaf_comm sheaf_comm;
  * it. Collective over its ranks.
  *   "self"  one rank, this process
  *   "mpi"   processes under mpirun; handle is a pointer to an MPI_Comm, NULL means MPI_COMM_WORLD. MPI is started when
- *           it was not, and then also ended when the process exits. Needs the plug-in libsheaf_mpi.so beside the library
- *           or in a folder of SHEAF_PLUGIN_PATH (separated by colons)
- *   "nccl"  CUDA devices; handle is a pointer to a sheaf_nccl_handle, NULL means one rank on device 0. Needs the plug-in
- *           libsheaf_cuda.so and, opened when it is first asked for, libnccl.so.2 (SHEAF_NCCL names another file)
+ *           it was not, and then also ended when the process exits. Needs the plug-in libsheaf_mpi.so beside the
+ *           library or in a folder of SHEAF_PLUGIN_PATH (separated by colons)
+ *   "nccl"  CUDA devices; handle is a pointer to a sheaf_nccl_handle, NULL means one rank on device 0. Needs the
+ *           plug-in libsheaf_cuda.so and, opened when it is first asked for, libnccl.so.2 (SHEAF_NCCL names another
+ *           file)
  * Every engine moves tensors of CPU and device memory alike; those that it cannot reach are copied on the way. Where
- * several ranks of MPI are on one machine, each uses by default its share of that machine's threads (sheaf_set_threads).
- * UNAVAILABLE, with the file that was looked for, when the engine is not there. `*comm` is NULL on failure. */
+ * several ranks of MPI are on one machine, each uses by default its share of that machine's threads
+ * (sheaf_set_threads). UNAVAILABLE, with the file that was looked for, when the engine is not there. `*comm` is NULL on
+ * failure. */
 typedef struct sheaf_nccl_handle {
   size_t struct_size;
   int device;            /* this rank's CUDA device; each has one of its own */
-  sheaf_comm *bootstrap; /* a communicator of the same ranks, such as "mpi", used once to find each other; NULL: one rank */
+  sheaf_comm *bootstrap; /* a communicator of the same ranks, such as "mpi", used once to find each other; NULL: one */
+                         /* rank */
   void *comm;            /* an ncclComm_t to work in, borrowed: bootstrap is not read then */
 } sheaf_nccl_handle;
 #define SHEAF_NCCL_HANDLE_INIT SHEAF_INIT(sheaf_nccl_handle)
@@ -57,12 +62,13 @@ typedef struct sheaf_comm_stats {
   int64_t exchanges;  /* collective steps that moved tensor data */
   int64_t bytes_sent; /* in them, by this rank */
   int64_t agreements; /* collective steps that only made sure that all ranks go on */
-  double engine_us;   /* in all of them together, microseconds that this rank was in the engine, waiting for others too */
+  double engine_us;   /* in all of them together, microseconds that this rank was in the engine, waiting for others */
+                      /* too */
 } sheaf_comm_stats;
 SHEAF_API sheaf_comm_stats sheaf_comm_statistics(const sheaf_comm *comm);
 
-/* How long the engine's own collectives take: the median of `repeats` runs on `bytes` bytes a rank, in microseconds (0 for
- * an engine of one rank). Sheaf does not use them (its reductions have an order of their own); they are what it is
+/* How long the engine's own collectives take: the median of `repeats` runs on `bytes` bytes a rank, in microseconds (0
+ * for an engine of one rank). Sheaf does not use them (its reductions have an order of their own); they are what it is
  * measured against. Collective. */
 typedef enum sheaf_collective {
   SHEAF_ALL_REDUCE = 0,     /* every rank's bytes, as u32, added, to all */
@@ -79,8 +85,8 @@ typedef struct sheaf_mesh sheaf_mesh;
 
 /* A mesh of sizes[0] x sizes[1] x ... ranks, over a communicator of as many (borrowed, it outlives the mesh), or with
  * comm NULL over none: good for planning. Collective calls on the tensors of one communicator are made by one thread at
- * a time. A mesh keeps up to 64 buffers of past calls, of 4 GiB together and none above 1 GiB, for the next ones; freeing
- * it frees them. */
+ * a time. A mesh keeps up to 64 buffers of past calls, of 4 GiB together and none above 1 GiB, for the next ones;
+ * freeing it frees them. */
 SHEAF_API sheaf_status sheaf_mesh_create(const int64_t *sizes, int dims, sheaf_comm *comm, sheaf_mesh **mesh);
 SHEAF_API void sheaf_mesh_free(sheaf_mesh *mesh);
 SHEAF_API int sheaf_mesh_dims(const sheaf_mesh *mesh);
@@ -107,8 +113,9 @@ typedef enum sheaf_partial_op {
 
 /* One mesh dimension's placement. All zero is Replicate.
  *
- * Shard cuts n elements into chunks of c = ceil(n / ranks): rank r has [min(n, r c), min(n, (r + 1) c)). The last shards
- * may be short or empty. When two mesh dimensions cut the same dimension, the later one cuts the earlier one's chunks.
+ * Shard cuts n elements into chunks of c = ceil(n / ranks): rank r has [min(n, r c), min(n, (r + 1) c)). The last
+ * shards may be short or empty. When two mesh dimensions cut the same dimension, the later one cuts the earlier one's
+ * chunks.
  *
  * Partial values of f16 and bf16 are f32 in memory: they are rounded once, when they are reduced. Reductions go from
  * rank to rank in increasing order, so that a mesh always gives the same bits. MaskPartial is what a lookup in a table
@@ -170,7 +177,7 @@ SHEAF_API sheaf_status sheaf_redistribute_cost(const sheaf_mesh *mesh, int rank_
 /* An op on a mesh. Inputs, in order:
  *   LOOKUP                     table [V, D], indices                     output [indices..., D]
  *   LOOKUP_BACKWARD            grad_out [indices..., D], indices         output table_grad [V, D]
- *   BAG_SUM, MEAN, MAX         table, indices, offsets [B]               output [B, D]; per-sample weights lie as indices
+ *   BAG_SUM, MEAN, MAX         table, indices, offsets [B]               output [B, D]; weights lie as indices
  *   BAG_SUM, MEAN BACKWARD     grad_out [B, D], indices, offsets         output table_grad
  *   BAG_MAX_BACKWARD           grad_out [B, D], arg [B, D]               output table_grad
  *   segment, forward           data [N, D], ids [N]                      output [S, D]
@@ -219,10 +226,10 @@ SHEAF_API int64_t sheaf_strategy_count(const sheaf_strategy_list *list);
 SHEAF_API const sheaf_strategy *sheaf_strategy_at(const sheaf_strategy_list *list, int64_t position);
 SHEAF_API void sheaf_strategy_list_free(sheaf_strategy_list *list);
 
-/* The position of the best one: among those that fit the profile's memory limit, one that leaves the table where it is if
- * there is such a one (a table is cut because it is large, and what moves is moved in every call); then the least time,
- * then the least memory, then the first. `reason` (optional, `room` bytes) says why in words. UNSUPPORTED when none
- * fits. */
+/* The position of the best one: among those that fit the profile's memory limit, one that leaves the table where it is
+ * if there is such a one (a table is cut because it is large, and what moves is moved in every call); then the least
+ * time, then the least memory, then the first. `reason` (optional, `room` bytes) says why in words. UNSUPPORTED when
+ * none fits. */
 SHEAF_API sheaf_status sheaf_strategy_choose(const sheaf_strategy_list *list, const sheaf_mesh_profile *profile,
                                              int64_t *position, char *reason, size_t room);
 
@@ -243,7 +250,8 @@ typedef struct sheaf_dtensor_desc {
 
 /* A distributed tensor around this rank's part (borrowed, contiguous, of the shape that sheaf_local_shape gives; with
  * Bags of any length). Not collective. */
-SHEAF_API sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *local, sheaf_dtensor **tensor);
+SHEAF_API sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *local,
+                                          sheaf_dtensor **tensor);
 
 /* One with memory of its own, all bytes zero. Not collective. */
 SHEAF_API sheaf_status sheaf_dtensor_create(const sheaf_dtensor_desc *desc, sheaf_dtensor **tensor);
@@ -265,8 +273,8 @@ SHEAF_API sheaf_status sheaf_dtensor_redistribute(const sheaf_dtensor *tensor, c
 typedef struct sheaf_shard_call {
   size_t struct_size;
   const sheaf_strategy *strategy; /* the one to use, of sheaf_strategies; NULL: chosen */
-  const sheaf_placement *out;     /* where the output shall lie, one per mesh dimension; NULL: as the strategy gives it */
-  const sheaf_mesh_profile *profile;   /* for choosing */
+  const sheaf_placement *out;     /* where the output shall lie, one per mesh dimension; NULL: as the strategy has it */
+  const sheaf_mesh_profile *profile; /* for choosing */
   sheaf_strategy *chosen;         /* optional: what was used */
   uint8_t exact;                  /* 1: dispatched sums and means of bags have the bits of one rank: rows travel even */
                                   /* where ranks' sums would be less */
@@ -281,8 +289,8 @@ typedef struct sheaf_shard_embedding_args {
   sheaf_dtensor **out;          /* forward kinds */
   sheaf_dtensor **arg_out;      /* BAG_MAX */
   sheaf_dtensor **table_grad;   /* backward kinds */
-  sheaf_dtensor **weights_grad; /* BAG_SUM and MEAN BACKWARD, when weighted; `table` is read then. Lies as the strategy */
-                                /* has the indices */
+  sheaf_dtensor **weights_grad; /* BAG_SUM and MEAN BACKWARD, when weighted; `table` is read then. Lies as the */
+                                /* strategy has the indices */
 } sheaf_shard_embedding_args;
 #define SHEAF_SHARD_EMBEDDING_ARGS_INIT SHEAF_INIT(sheaf_shard_embedding_args)
 
@@ -290,14 +298,15 @@ typedef struct sheaf_shard_embedding_args {
  * indices, weighted, scale_grad_by_freq), and `rows` for backward kinds; extents and types come from the operands. The
  * gradient is always a new tensor (as SHEAF_GRAD_OVERWRITE).
  *
- * A quantised table is a u8 tensor of packed rows; `desc->dtype`, `dim` and `out_dtype` then say what it holds and gives.
- * Offsets with their end (SHEAF_BAGS_OFFSETS_END) are [bags + 1], each rank's with its own end, placed by Bags where the
- * indices are.
+ * A quantised table is a u8 tensor of packed rows; `desc->dtype`, `dim` and `out_dtype` then say what it holds and
+ * gives. Offsets with their end (SHEAF_BAGS_OFFSETS_END) are [bags + 1], each rank's with its own end, placed by Bags
+ * where the indices are.
  *
- * Replicated, column-wise and batch-wise forward ops, row-wise lookups, and forward ops dispatched by rows give the bits
- * of one rank; row-wise bags, bags dispatched by pieces (see `exact`) and gradients that span ranks add in the order of
- * ranks, the same on every run. A lookup's MaskPartial, and the Partial of a sum or gradient, are left as they are unless
- * `call->out` asks for more; means and maxima are always completed (Replicate where the strategy says Partial). */
+ * Replicated, column-wise and batch-wise forward ops, row-wise lookups, and forward ops dispatched by rows give the
+ * bits of one rank; row-wise bags, bags dispatched by pieces (see `exact`) and gradients that span ranks add in the
+ * order of ranks, the same on every run. A lookup's MaskPartial, and the Partial of a sum or gradient, are left as they
+ * are unless `call->out` asks for more; means and maxima are always completed (Replicate where the strategy says
+ * Partial). */
 SHEAF_API sheaf_status sheaf_shard_embedding_run(const sheaf_embedding_desc *desc, const sheaf_shard_call *call,
                                                  const sheaf_shard_embedding_args *args);
 

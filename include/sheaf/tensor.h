@@ -75,8 +75,8 @@ SHEAF_API sheaf_status sheaf_tensor_from_dlpack(DLManagedTensor *managed, sheaf_
 SHEAF_API sheaf_status sheaf_tensor_to_dlpack(sheaf_tensor *tensor, DLManagedTensor **managed);
 
 /* Row-sparse [rows, D] from ids [U] and values [U, D]; `coalesced`: ids are known to increase. Ids outside 0..rows-1
- * are INDEX_OUT_OF_RANGE. (Ids, as the offsets of nested tensors, are looked at on the host: those of a device are copied
- * and waited for.) */
+ * are INDEX_OUT_OF_RANGE. (Ids, as the offsets of nested tensors, are looked at on the host: those of a device are
+ * copied and waited for.) */
 SHEAF_API sheaf_status sheaf_tensor_sparse(sheaf_tensor *ids, sheaf_tensor *values, int64_t rows, int coalesced,
                                            sheaf_tensor **tensor);
 

@@ -17,8 +17,8 @@ def load(path: str | bytes | os.PathLike, name: str | None = None) -> typing.Any
   also be written behind the path: "model.safetensors:wte.weight").
 
   Nothing is read before it is used; arrays are read-only and keep the file mapped. Tables that `sheaf quantize` or save
-  packed are QuantizedTables. Types that Sheaf has no name for are left out. bfloat16 needs the package ml_dtypes; without
-  it such a tensor is a Memory, for frameworks to take by DLPack.
+  packed are QuantizedTables. Types that Sheaf has no name for are left out. bfloat16 needs the package ml_dtypes;
+  without it such a tensor is a Memory, for frameworks to take by DLPack.
   """
   if name is None:
     path, name = _split(path)
@@ -63,7 +63,7 @@ def save(path: str | bytes | os.PathLike, tensors: typing.Any, metadata: dict[st
     _core.write_file(path, tensors, metadata, False)
 
 
-# Before a tensor's name, this is the key of metadata that says what its bytes are: "int4 768". `sheaf quantize` writes it.
+# Before a tensor's name, this is the key of metadata that says what its bytes are, as "int4 768" (`sheaf quantize`).
 _NOTE = "sheaf.quantized."
 
 

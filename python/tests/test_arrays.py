@@ -113,7 +113,8 @@ def test_a_wrong_out_is_refused(out, error, words):
   (lambda: sheaf.embedding([1], TABLE.astype(">f4")), TypeError, "weight has elements of >f4"),
   (lambda: sheaf.embedding([1], TABLE[0]), ValueError, "dimensions"),
   (lambda: sheaf.embedding([1], None), TypeError, "needs the argument 'weight'"),
-  (lambda: sheaf.segment_sum(TABLE, [0] * len(TABLE)), TypeError, r"^segment_sum\(\) needs the argument 'num_segments'"),
+  (lambda: sheaf.segment_sum(TABLE, [0] * len(TABLE)), TypeError,
+   r"^segment_sum\(\) needs the argument 'num_segments'"),
   (lambda: sheaf.unsorted_segment_max_backward(TABLE), TypeError,
    r"^unsorted_segment_max_backward\(\) needs the argument 'segment_ids'"),
   (lambda: sheaf.segment_sum(TABLE, [0, 1], 2), ValueError, f"segment_ids has 2 entries, data has {len(TABLE)} rows"),
@@ -148,11 +149,13 @@ def test_lists_have_the_types_that_are_needed():
     for weights in ([[2, 0.5]], ((2, 0.5),)):
       out = sheaf.embedding_bag([[1, 2]], table, mode="sum", per_sample_weights=weights)
       assert out.dtype == dtype
-      assert np.array_equal(out, sheaf.embedding_bag([[1, 2]], table, mode="sum", per_sample_weights=np.array(weights, dtype)))
+      same = sheaf.embedding_bag([[1, 2]], table, mode="sum", per_sample_weights=np.array(weights, dtype))
+      assert np.array_equal(out, same)
       grad = sheaf.embedding_bag_backward(out, [[1, 2]], 8, mode="sum", per_sample_weights=weights)
       assert grad.dtype == dtype and np.allclose(grad[1], 2 * out[0], rtol=1e-2)
   packed = sheaf.quantize(TABLE)
-  assert np.array_equal(sheaf.embedding_bag([[1]], packed, mode="sum", per_sample_weights=[[1]])[0], packed.dequantize()[1])
+  weighted = sheaf.embedding_bag([[1]], packed, mode="sum", per_sample_weights=[[1]])
+  assert np.array_equal(weighted[0], packed.dequantize()[1])
 
 
 def test_an_index_error_has_its_numbers():

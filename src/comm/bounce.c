@@ -1,6 +1,6 @@
-/* comm/bounce.c: messages that lie in other memory than their engine takes: device memory over MPI, the CPU's over NCCL.
- * They are copied into a buffer of the engine's kind, which the communicator keeps, sent from there, received there, and
- * copied to where they go. */
+/* comm/bounce.c: messages that lie in other memory than their engine takes: device memory over MPI, the CPU's over
+ * NCCL. They are copied into a buffer of the engine's kind, which the communicator keeps, sent from there, received
+ * there, and copied to where they go. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,7 +37,8 @@ static int64_t bytes_of(const shf_message *list, int64_t count)
   return bytes;
 }
 
-/* The ranks have agreed and wait for each other: a rank that cannot go on ends the job rather than leave them waiting. */
+/* The ranks have agreed and wait for each other: a rank that cannot go on ends the job rather than leave them
+ * waiting. */
 static sheaf_status give_up(const sheaf_comm *comm, sheaf_status status)
 {
   comm->engine->abandon(comm->state, sheaf_last_error());

@@ -29,7 +29,7 @@ static sheaf_status find_engine(const char *name, const shf_engine **engine)
   return SHEAF_OK;
 }
 
-/* ---- Engines that are told who they are --------------------------------------------------------------------------- */
+/* ---- Engines that are told who they are -------------------------------------------------------------------------- */
 
 /* What a rank tells the others before they open such an engine. */
 typedef struct greeting {
@@ -75,7 +75,7 @@ static sheaf_status start_device(const shf_engine *engine, const sheaf_nccl_hand
   return SHEAF_OK;
 }
 
-/* ---- Communicators -------------------------------------------------------------------------------------------------- */
+/* ---- Communicators ----------------------------------------------------------------------------------------------- */
 
 sheaf_status shf_comm_open(const shf_engine *engine, const shf_engine_start *start, sheaf_comm **comm)
 {

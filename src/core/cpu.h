@@ -6,8 +6,9 @@
 
 enum { SHF_MAX_THREADS = 256 };
 
-/* Loops that want instructions which the first x86-64 had not are written once, as SHF_ALWAYS_INLINE functions, and compiled
- * twice: within a plain function, and within one for SHF_WITH(...) that is called where sheaf_isa_best says AVX2. */
+/* Loops that want instructions which the first x86-64 had not are written once, as SHF_ALWAYS_INLINE functions, and
+ * compiled twice: within a plain function, and within one for SHF_WITH(...) that is called where sheaf_isa_best says
+ * AVX2. */
 #define SHF_ALWAYS_INLINE static inline __attribute__((always_inline))
 #if defined(__x86_64__)
 #define SHF_WITH(instructions) __attribute__((target(instructions)))
@@ -21,8 +22,8 @@ extern int shf_core_rounds_bf16;
 /* As many of these threads as OpenMP would ever make, and no more than SHF_MAX_THREADS. */
 int shf_core_cap_threads(int threads);
 
-/* This process is one of so many on the machine that work together: by default each uses its share of the threads there,
- * unless OMP_NUM_THREADS says how many it is to use. */
+/* This process is one of so many on the machine that work together: by default each uses its share of the threads
+ * there, unless OMP_NUM_THREADS says how many it is to use. */
 void shf_core_share_threads(int64_t processes);
 
 /* Whether this is a child process that must not use threads (see sheaf_set_threads). */

@@ -21,10 +21,11 @@ static sheaf_status find_api(int device_type, const shf_device_api **api)
 {
   const char *why;
   *api = shf_core_device_api(device_type, &why);
-  SHF_REQUIRE(*api, UNAVAILABLE,
-              "device type %d needs its plug-in (CUDA: libsheaf_cuda.so, which is built where nvcc is found): %s",
-              device_type, why);
-  return SHEAF_OK;
+  if (*api) return SHEAF_OK;
+  if (device_type != kDLCUDA && device_type != kDLCUDAManaged)
+    return shf_core_fail(SHEAF_UNAVAILABLE, "device type %d: %s", device_type, why);
+  return shf_core_fail(SHEAF_UNAVAILABLE,
+                       "CUDA devices need the plug-in libsheaf_cuda.so, which is built where nvcc is found: %s", why);
 }
 
 sheaf_status sheaf_device_count(DLDeviceType type, int *count)

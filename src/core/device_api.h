@@ -69,8 +69,8 @@ typedef struct shf_device_map {
   int64_t index_limit;
 } shf_device_map;
 
-/* The rows that the entries of a grouping name, each once: how many there are, and then a grouping by their numbers, for a
- * table that has no other rows. Of one problem; descriptions need not be normalised. */
+/* The rows that the entries of a grouping name, each once: how many there are, and then a grouping by their numbers,
+ * for a table that has no other rows. Of one problem; descriptions need not be normalised. */
 typedef struct shf_device_rows {
   int device;
   void *stream;

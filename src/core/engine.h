@@ -44,8 +44,8 @@ typedef struct shf_engine {
   /* For measuring: the engine's own collective on memory that is there already; how long it took this rank. */
   int (*measure)(void *state, sheaf_collective collective, char *send, char *receive, int64_t bytes,
                  double *microseconds, char *why);
-  /* `exchange` in two halves, so that a rank can work while its messages travel; NULL: there are none. One exchange at a
-   * time is under way; what `start` was given besides the bytes may be gone when `finish` is called. */
+  /* `exchange` in two halves, so that a rank can work while its messages travel; NULL: there are none. One exchange at
+   * a time is under way; what `start` was given besides the bytes may be gone when `finish` is called. */
   int (*start)(void *state, const shf_message *send, int64_t sends, const shf_message *receive, int64_t receives,
                char *why);
   int (*finish)(void *state, char *why);

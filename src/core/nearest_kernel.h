@@ -6,8 +6,8 @@
 #include <sheaf/nearest.h>
 
 /* The query rounded to small integers, from which a row's score can be told within bounds (plan/nearest_filter.c):
- * q = step * w + e. Of int4 rows the weights of even columns come first, then those of odd ones; each list ends in zeros
- * up to a multiple of SHF_NEAREST_LANES. */
+ * q = step * w + e. Of int4 rows the weights of even columns come first, then those of odd ones; each list ends in
+ * zeros up to a multiple of SHF_NEAREST_LANES. */
 enum { SHF_NEAREST_LANES = 64 };
 typedef struct shf_nearest_filter {
   const int8_t *weights;

@@ -47,7 +47,7 @@ sheaf_status shf_io_map_part(const char *path, int file, size_t first, size_t by
 sheaf_status shf_io_map(const char *path, shf_io_bytes *content)
 {
   int file;
-  size_t bytes;
+  size_t bytes = 0;
   *content = (shf_io_bytes){.data = NULL};
   SHF_TRY(shf_io_open_regular(path, &file, &bytes));
   sheaf_status status = shf_io_map_part(path, file, 0, bytes, content);

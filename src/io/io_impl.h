@@ -197,7 +197,7 @@ typedef struct shf_io_walk {
 
 sheaf_status shf_io_walk_header(shf_io_walk *walk);
 
-/* ---- npy_read.c, safetensors_read.c: files by their bytes, of which the header must be mapped ---------------------- */
+/* ---- npy_read.c, safetensors_read.c: files by their bytes, of which the header must be mapped -------------------- */
 
 sheaf_status shf_io_open_npy(const char *path, const shf_io_bytes *content, sheaf_npy **file);
 sheaf_status shf_io_open_safetensors(const char *path, const shf_io_bytes *content, sheaf_safetensors **file);

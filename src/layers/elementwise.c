@@ -1,5 +1,5 @@
-/* elementwise.c: ops that are no plans, on plain tensors: cast, add, movedim, reshape, expand. On the CPU these are loops
- * here; on a device the plug-in does it (device_map.c); with Meta only the shapes are made. */
+/* elementwise.c: ops that are no plans, on plain tensors: cast, add, movedim, reshape, expand. On the CPU these are
+ * loops here; on a device the plug-in does it (device_map.c); with Meta only the shapes are made. */
 #include <inttypes.h>
 #include <math.h>
 

@@ -72,8 +72,9 @@ void shf_problem_drop(shf_problem *p);
 /* The error that a report on a device stands for, or OK. */
 sheaf_status shf_problem_report(const shf_problem *p, const sheaf_index_report *found);
 
-/* The end of a backward problem on a device whose table's gradient is to be row-sparse (problem_rows.c): what is touched
- * is found there, and the run is over a table of those rows. The Sparse key asks for it by this value of `sparse`. */
+/* The end of a backward problem on a device whose table's gradient is to be row-sparse (problem_rows.c): what is
+ * touched is found there, and the run is over a table of those rows. The Sparse key asks for it by this value of
+ * `sparse`. */
 enum { SHF_SPARSE_ON_DEVICE = 3 };
 sheaf_status shf_problem_run_rows(shf_problem *p);
 
@@ -96,8 +97,8 @@ sheaf_status shf_plain_batch(const sheaf_call *call, const sheaf_frame *frame);
 /* out[i] = a[i] + alpha * b[i] over tensors of one float type; contiguous in the last dimension. */
 sheaf_status shf_add_scaled(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor *out);
 
-/* The same on a device (device_map.c); steps are those of `from`, dimension by dimension of `to`. add_rows: the rows of a
- * list without repetitions are added to those of `dense` that `ids` name. */
+/* The same on a device (device_map.c); steps are those of `from`, dimension by dimension of `to`. add_rows: the rows of
+ * a list without repetitions are added to those of `dense` that `ids` name. */
 sheaf_status shf_map_copy(const sheaf_tensor *from, const int64_t *steps, sheaf_tensor *to);
 sheaf_status shf_map_cast(const sheaf_tensor *from, sheaf_tensor *to);
 sheaf_status shf_map_add(const sheaf_tensor *a, const sheaf_tensor *b, double alpha, sheaf_tensor *out);

@@ -154,7 +154,8 @@ static sheaf_status add_lengths(const sheaf_tensor *lengths, int64_t problems, i
   return SHEAF_OK;
 }
 
-/* Offsets with their end, made of lengths [B] (or [batch, B]); those on a device come to the host for it and go back. */
+/* Offsets with their end, made of lengths [B] (or [batch, B]); those on a device come to the host for it and go
+ * back. */
 static sheaf_status offsets_of_lengths(shf_problem *p, sheaf_tensor *lengths, int64_t indices)
 {
   int64_t bags = lengths->extent[lengths->rank - 1], problems = lengths->rank > 1 ? lengths->extent[0] : 1;

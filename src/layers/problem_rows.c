@@ -1,6 +1,6 @@
 /* problem_rows.c: a row-sparse gradient on a device: entries are grouped there, the rows that they name counted and
- * numbered, and the gradient computed for a table that has these rows only, by the same kernels as the dense one's, so that
- * it has its bits. The host waits once, for how many rows there are, since that is the shape of the result. */
+ * numbered, and the gradient computed for a table that has these rows only, by the same kernels as the dense one's, so
+ * that it has its bits. The host waits once, for how many rows there are, since that is the shape of the result. */
 #include <inttypes.h>
 
 #include "core/device_api.h"
@@ -38,6 +38,13 @@ static sheaf_status count_rows(shf_problem *p, DLDevice device, struct shf_devic
   return strict ? shf_problem_report(p, &found->report) : SHEAF_OK;
 }
 
+static sheaf_status number_rows(DLDevice device, struct shf_device_rows *rows)
+{
+  SHF_TRY(shf_place_clock_start(device));
+  SHF_TRY(shf_place_number_rows(device, rows));
+  return shf_place_clock_stop(device);
+}
+
 /* The problem becomes one over a table of the rows that were counted. */
 static sheaf_status make_compact(shf_problem *p, DLDevice device, struct shf_device_rows *rows, int64_t count)
 {
@@ -54,9 +61,9 @@ static sheaf_status make_compact(shf_problem *p, DLDevice device, struct shf_dev
   SHF_TRY(shf_place_alloc(device, bytes, &rows->compact_grouping));
   rows->whole = &whole;
   rows->compact = d;
-  SHF_TRY(shf_place_clock_start(device));
-  SHF_TRY(shf_place_number_rows(device, rows));
-  SHF_TRY(shf_place_clock_stop(device));
+  const sheaf_status numbered = number_rows(device, rows);
+  rows->whole = NULL; /* which ends with this function */
+  SHF_TRY(numbered);
   p->args.embedding.report = NULL;
   p->args.embedding.grouping = rows->compact_grouping;
   p->args.embedding.grouping_bytes = bytes;

@@ -1,5 +1,5 @@
-/* sparse_sums.c: row-sparse tensors coalesced, summed over problems, made dense, cast, in other shapes, and added to each
- * other and to dense ones. */
+/* sparse_sums.c: row-sparse tensors coalesced, summed over problems, made dense, cast, in other shapes, and added to
+ * each other and to dense ones. */
 #include <inttypes.h>
 
 #include "layers/sparse_impl.h"

@@ -16,7 +16,8 @@ void shf_text_put(shf_text *text, const char *format, ...) __attribute__((format
 /* As a JSON string, quotes included. */
 void shf_text_quoted(shf_text *text, const char *string);
 
-/* All digits of a number, with a point in every locale; what is not finite stands between `quote`s, as JSON needs it. */
+/* All digits of a number, with a point in every locale; what is not finite stands between `quote`s, as JSON needs
+ * it. */
 void shf_text_number(shf_text *text, double number, const char *quote);
 
 /* "[2, 3]" */

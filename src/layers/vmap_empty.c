@@ -137,8 +137,8 @@ static sheaf_status as_matrix(sheaf_tensor *t, const sheaf_frame *frame, sheaf_t
   return status;
 }
 
-/* Nothing is looked up in the inputs that require a gradient, and added to the result, so that backward gives them zeros
- * of the kind that they want. */
+/* Nothing is looked up in the inputs that require a gradient, and added to the result, so that backward gives them
+ * zeros of the kind that they want. */
 static sheaf_status join_graphs(const sheaf_call *call, const sheaf_frame *frame, sheaf_tensor **result)
 {
   for (int i = 0; i < call->input_count; i++) {

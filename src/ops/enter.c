@@ -32,7 +32,8 @@ static sheaf_status check_places(const sheaf_call *call)
   return SHEAF_OK;
 }
 
-/* A result that is written into a leaf, or over another result of a graph, would have a gradient that is not its own. */
+/* A result that is written into a leaf, or over another result of a graph, would have a gradient that is not its
+ * own. */
 static sheaf_status check_outputs(const sheaf_call *call)
 {
   if (sheaf_keyset_contains(sheaf_excluded_keys(), SHEAF_KEY_AUTOGRAD)) return SHEAF_OK;

@@ -1,25 +1,25 @@
 /* nearest_filter.c: how most quantised rows are passed over without a score, and why none is passed over wrongly.
  *
- * Unpacking a row of small integers c (x = scale * c + bias) and adding up its score costs several times what reading it
- * does. So the query is rounded to integers too, q = step * w + e, and of a row only three sums of integers are taken,
- * which CPUs have instructions for: of w * c, of c, and of c * c. They give
+ * Unpacking a row of small integers c (x = scale * c + bias) and adding up its score costs several times what reading
+ * it does. So the query is rounded to integers too, q = step * w + e, and of a row only three sums of integers are
+ * taken, which CPUs have instructions for: of w * c, of c, and of c * c. They give
  *
  *   dot(q, x) = step * (scale * sum(w * c) + bias * sum(w)) + dot(e, x)       |dot(e, x)| <= |e| |x| (Cauchy-Schwarz)
  *   dot(x, x) = scale^2 * sum(c * c) + 2 * scale * bias * sum(c) + D * bias^2
  *
- * and so an interval that holds the score. A row whose interval lies beyond the farthest of the k found so far is passed
- * over; the others, few among many, are scored as the definition has it. (Where only dot products are wanted, the first
- * sum is enough: about the middle of what its values can be, scale * most c / 2 + bias, a row spreads by |scale| *
- * most c / 2 at the most, and what the middle makes of e is known.)
+ * and so an interval that holds the score. A row whose interval lies beyond the farthest of the k found so far is
+ * passed over; the others, few among many, are scored as the definition has it. (Where only dot products are wanted,
+ * the first sum is enough: about the middle of what its values can be, scale * most c / 2 + bias, a row spreads by
+ * |scale| * most c / 2 at the most, and what the middle makes of e is known.)
  *
- * The bounds allow for every rounding, in the definition's order and in the kernel's: with u = 2^-24, a row's values are
- * at most size = |bias| + most c * |scale|, so |x| <= sqrt(D) * size, and
+ * The bounds allow for every rounding, in the definition's order and in the kernel's: with u = 2^-24, a row's values
+ * are at most size = |bias| + most c * |scale|, so |x| <= sqrt(D) * size, and
  *
  *   the canonical dot product is off by at most (D / 16 + 6) u |q| |x| (the chain of a lane, the join, x itself),
  *   the kernel's first line by 8 u |q| sqrt(D) size, its second line by 10 u D size^2.
  *
- * Twice that and more is allowed for. Where numbers are so small or large that they might underflow or overflow, rows are
- * scored. */
+ * Twice that and more is allowed for. Where numbers are so small or large that they might underflow or overflow, rows
+ * are scored. */
 #include <math.h>
 #include <string.h>
 

@@ -108,11 +108,11 @@ sheaf_sku shf_plan_sku_of(const shf_kernel_row *row);
 /* What scores rows of this type on the instruction set in use, or NULL. */
 const shf_nearest_kernel *shf_plan_nearest_kernel(sheaf_dtype element);
 
-/* nearest_filter.c: the weights' bytes, 0 where no filter is to be had, and the filter in so much memory of the caller's.
- * False: the query is not fit for one. */
+/* nearest_filter.c: the weights' bytes, 0 where no filter is to be had, and the filter in so much memory of the
+ * caller's. False: the query is not fit for one. */
 int64_t shf_plan_filter_bytes(sheaf_dtype dtype, int64_t dim);
-int shf_plan_filter_make(shf_nearest_filter *filter, int8_t *weights, sheaf_dtype dtype, const float *query, int64_t dim,
-                         int most_weight);
+int shf_plan_filter_make(shf_nearest_filter *filter, int8_t *weights, sheaf_dtype dtype, const float *query,
+                         int64_t dim, int most_weight);
 
 /* Whether a CPU kernel runs where `isa` is what there is. */
 int shf_plan_runs_on(sheaf_arch arch, sheaf_isa isa);
@@ -238,8 +238,9 @@ void shf_plan_parallel(int threads, shf_task *task, void *context);
 /* Threads worth waking for this many bytes of traffic, at most `limit`. */
 int shf_plan_worth(int64_t bytes, int limit);
 
-/* How many rows of a random walk are asked for early: so many bytes that memory is kept busy, at most so many rows; less
- * where rows are written as well. Nothing for rows that all fit the cache, where asking costs more than it brings. */
+/* How many rows of a random walk are asked for early: so many bytes that memory is kept busy, at most so many rows;
+ * less where rows are written as well. Nothing for rows that all fit the cache, where asking costs more than it
+ * brings. */
 enum { SHF_READ_AHEAD = 64 << 10, SHF_UPDATE_AHEAD = 10 << 10 };
 int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes, int64_t most);
 

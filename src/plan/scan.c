@@ -115,8 +115,8 @@ typedef struct sorted_task {
   int64_t first_break[SHF_MAX_THREADS]; /* position over all problems, or -1 */
 } sorted_task;
 
-/* The first i in first .. last - 1 whose value is below the one before it, or `last`: by blocks, whose drops are counted
- * over vectors, without a branch for each. */
+/* The first i in first .. last - 1 whose value is below the one before it, or `last`: by blocks, whose drops are
+ * counted over vectors, without a branch for each. */
 enum { DROP_BLOCK = 256 };
 #define FIRST_DROP(type)                                                               \
   do {                                                                                 \

@@ -25,8 +25,8 @@ void shf_plan_parallel(int threads, shf_task *task, void *context)
   }
 }
 
-/* SHEAF_TEST_SPLIT=1 makes every run use all the threads it may, fetch rows early and store past the cache, so that small
- * problems of tests take the ways of large ones; 2 only the first of these. */
+/* SHEAF_TEST_SPLIT=1 makes every run use all the threads it may, fetch rows early and store past the cache, so that
+ * small problems of tests take the ways of large ones; 2 only the first of these. */
 enum { SPLIT_AS_LARGE = 1, SPLIT_THREADS = 2 };
 static int test_split(void)
 {
@@ -40,8 +40,8 @@ static int test_split(void)
 }
 
 /* One thread moves some 10 GB/s, so a share of this size lasts 10 microseconds, and waking threads for less is a
- * loss. All threads or one: OpenMP's runtime ends and makes threads when teams of different sizes follow each other, which
- * made a gradient on 16 cores, grouped by 6 threads and added up by 16, ten times as slow. */
+ * loss. All threads or one: OpenMP's runtime ends and makes threads when teams of different sizes follow each other,
+ * which made a gradient on 16 cores, grouped by 6 threads and added up by 16, ten times as slow. */
 enum { SHARE_BYTES = 100 << 10, THREADS_A_SHARE = 4 };
 
 int shf_plan_worth(int64_t bytes, int limit)

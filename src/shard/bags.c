@@ -1,8 +1,8 @@
 /* shard/bags.c: indices, offsets and weights, brought where a strategy wants them.
  *
- * In matrix form, and for lookups, indices are tensors like any other. Bags given by offsets are ragged: a rank that has
- * some of the bags has their entries, however many, and offsets of its own from 0. They are kept here as lengths, which
- * can be cut and gathered like any tensor, and entries follow them. */
+ * In matrix form, and for lookups, indices are tensors like any other. Bags given by offsets are ragged: a rank that
+ * has some of the bags has their entries, however many, and offsets of its own from 0. They are kept here as lengths,
+ * which can be cut and gathered like any tensor, and entries follow them. */
 #include <math.h>
 #include <string.h>
 

@@ -33,8 +33,8 @@ static sheaf_status find_owners(shf_embedding_call *e, const shf_dispatch *d, sh
   return SHEAF_OK;
 }
 
-/* Pieces and entries for each member, counted at g + 1 and then added up to places. Entries without an owner are counted at
- * 0, so that there is no branch for them, and forgotten. */
+/* Pieces and entries for each member, counted at g + 1 and then added up to places. Entries without an owner are
+ * counted at 0, so that there is no branch for them, and forgotten. */
 static sheaf_status count_pieces(shf_embedding_call *e, const shf_dispatch *d, shf_pieces *p)
 {
   int64_t *last; /* the last bag that had an entry at a member, counted from 1 */
@@ -81,7 +81,7 @@ int shf_pieces_are_less(shf_embedding_call *e, const shf_dispatch *d, int64_t ba
   return by_pieces < by_rows;
 }
 
-/* ---- Pieces ------------------------------------------------------------------------------------------------------- */
+/* ---- Pieces ------------------------------------------------------------------------------------------------------ */
 
 /* Where the next piece and entry of a member go, and the last bag that it had a piece of, counted from 1. */
 typedef struct cursor {
@@ -138,8 +138,8 @@ static sheaf_status make_pieces(shf_embedding_call *e, const shf_dispatch *d, co
   return SHEAF_OK;
 }
 
-/* Everybody learns how many pieces and entries it will get. What is this rank's own comes last. Done by ranks that failed
- * as well: they send none. */
+/* Everybody learns how many pieces and entries it will get. What is this rank's own comes last. Done by ranks that
+ * failed as well: they send none. */
 static void swap_counts(shf_flow *flow, int dims, const shf_dispatch *d, shf_pieces *p)
 {
   const sheaf_mesh *mesh = flow->mesh;
@@ -220,7 +220,7 @@ sheaf_status shf_pieces_bags(shf_embedding_call *e, const shf_dispatch *d, const
   return SHEAF_OK;
 }
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------ */
+/* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
 void shf_pieces_sum(shf_embedding_call *e, const shf_dispatch *d, shf_pieces *p, const sheaf_dtensor *table,
                     void *total)
@@ -256,7 +256,7 @@ void shf_pieces_sum(shf_embedding_call *e, const shf_dispatch *d, shf_pieces *p,
   FLOW_ON(&c->flow, device, shf_merge_run(c, &merge, total));
 }
 
-/* ---- Backward ----------------------------------------------------------------------------------------------------- */
+/* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
 void shf_pieces_bring(shf_embedding_call *e, const shf_dispatch *d, const shf_pieces *p, const void *rows,
                       int64_t row_bytes, void **got)

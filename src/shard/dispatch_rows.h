@@ -5,8 +5,8 @@
 #include "shard/local.h"
 #include "shard/row_set.h"
 
-/* Who holds which rows: the members that have any, in the order of their rows, which is the order of ranks. To find one, the
- * rows are cut into parts of a power of two, each of which knows the first holder that may have some of it. */
+/* Who holds which rows: the members that have any, in the order of their rows, which is the order of ranks. To find
+ * one, the rows are cut into parts of a power of two, each of which knows the first holder that may have some of it. */
 typedef struct shf_holders {
   int64_t count;
   shf_row_range *range;
@@ -15,9 +15,9 @@ typedef struct shf_holders {
 } shf_holders;
 
 /* What a rank asks of others and they of it. A rank deals with the members of its group: the ranks that differ from it
- * only along the dispatched mesh dimensions. Members are the others in the order of ranks, and then this rank itself: so
- * what travels lies in one piece, and what is here already behind it. With nothing dispatched the group is the rank alone,
- * and the rest is compaction.
+ * only along the dispatched mesh dimensions. Members are the others in the order of ranks, and then this rank itself:
+ * so what travels lies in one piece, and what is here already behind it. With nothing dispatched the group is the rank
+ * alone, and the rest is compaction.
  *
  * Rows go by their numbers in the table (ids) and, here, by their *place* among the distinct ones that this rank names:
  * member by member, and within a member in the order of rows. */
@@ -56,8 +56,8 @@ typedef struct shf_dispatch_task {
 /* Finds the distinct rows and who has them. Memory comes from the pool, of the CPU. */
 sheaf_status shf_dispatch_group(shf_pool *pool, const sheaf_mesh *mesh, const shf_dispatch_task *task, shf_dispatch *d);
 
-/* The rows that entries first .. first + count - 1 name; -1: skipped, or bad. And the places of rows. Loops over entries take
- * them by blocks. */
+/* The rows that entries first .. first + count - 1 name; -1: skipped, or bad. And the places of rows. Loops over
+ * entries take them by blocks. */
 enum { SHF_ENTRIES = 512 };
 void shf_dispatch_rows(const shf_dispatch *d, int64_t first, int64_t count, int64_t *rows);
 void shf_dispatch_places(const shf_dispatch *d, const int64_t *rows, int64_t count, int64_t *places);
@@ -81,8 +81,9 @@ static inline const void *shf_numbers_from(const shf_dispatch *d, const void *nu
   return numbers ? (const char *)numbers + at * shf_number_bytes(d) : NULL;
 }
 
-/* Lists the distinct rows, and how many rows others ask for becomes known to each: asked_at. Collective over the dispatched
- * dimensions `dims`, and done by ranks that failed as well: they ask for none, and nothing has to be agreed on before. */
+/* Lists the distinct rows, and how many rows others ask for becomes known to each: asked_at. Collective over the
+ * dispatched dimensions `dims`, and done by ranks that failed as well: they ask for none, and nothing has to be agreed
+ * on before. */
 void shf_dispatch_count(shf_flow *flow, shf_pool *pool, int dims, shf_dispatch *d);
 
 /* After all ranks have agreed: which rows. Collective. */
@@ -91,23 +92,23 @@ sheaf_status shf_dispatch_ask(const shf_dispatch *d);
 /* Rows asked for by others; 0 when the flow has failed. */
 int64_t shf_dispatch_asked(const shf_flow *flow, const shf_dispatch *d);
 
-/* Rows (of `cell` bytes each) from their owners: `rows` has one per `asked`, `compact` gets one for each of the `away` ids.
- * Buffers are the caller's, on `device`, and all ranks must have agreed. */
+/* Rows (of `cell` bytes each) from their owners: `rows` has one per `asked`, `compact` gets one for each of the `away`
+ * ids. Buffers are the caller's, on `device`, and all ranks must have agreed. */
 sheaf_status shf_dispatch_bring(const shf_dispatch *d, DLDevice device, const void *rows, void *compact, int64_t cell);
 
 /* The other way: `compact` has one row for each of the `away` ids, `rows` gets one per `asked`. */
 sheaf_status shf_dispatch_return(const shf_dispatch *d, DLDevice device, const void *compact, void *rows, int64_t cell);
 
-/* One message to and from each other member: parts of `send` and `receive` between the given places, of `cell` bytes each.
- * shf_dispatch_finish ends what was started; a rank may work in between, but not communicate. */
+/* One message to and from each other member: parts of `send` and `receive` between the given places, of `cell` bytes
+ * each. shf_dispatch_finish ends what was started; a rank may work in between, but not communicate. */
 sheaf_status shf_dispatch_start(const shf_dispatch *d, DLDevice device, const void *send, const int64_t *send_at,
                                 void *receive, const int64_t *receive_at, int64_t cell);
 sheaf_status shf_dispatch_finish(const shf_dispatch *d);
 sheaf_status shf_dispatch_swap(const shf_dispatch *d, DLDevice device, const void *send, const int64_t *send_at,
                                void *receive, const int64_t *receive_at, int64_t cell);
 
-/* Numbers of one rank for each of the others (shf_mesh_numbers), `count` for a rank, which begin at mine + rank * count;
- * theirs likewise. Collective over the dispatched dimensions. */
+/* Numbers of one rank for each of the others (shf_mesh_numbers), `count` for a rank, which begin at mine + rank *
+ * count; theirs likewise. Collective over the dispatched dimensions. */
 sheaf_status shf_dispatch_tell(const sheaf_mesh *mesh, int dims, int64_t count, const int64_t *mine, void *theirs);
 
 /* The member whose turn it is in the order of ranks. */

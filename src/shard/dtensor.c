@@ -134,7 +134,8 @@ sheaf_status sheaf_dtensor_wrap(const sheaf_dtensor_desc *desc, const DLTensor *
     status = shf_core_fail(SHEAF_INVALID_PROBLEM, "the local part has no data");
   const char *start = stride > 0 ? (const char *)local->data + local->byte_offset : NULL;
   if (status == SHEAF_OK && (uintptr_t)start % (uintptr_t)(type.bits / 8) != 0)
-    status = shf_core_fail(SHEAF_MISALIGNED, "the local part starts at %p, which is not a multiple of its elements' %d bytes",
+    status = shf_core_fail(SHEAF_MISALIGNED,
+                           "the local part starts at %p, which is not a multiple of its elements' %d bytes",
                            (const void *)start, type.bits / 8);
   if (status != SHEAF_OK) {
     sheaf_dtensor_free(t);

@@ -112,8 +112,8 @@ static void find_frequencies(gradient *g, int64_t **frequencies)
 static double rounded(sheaf_dtype acc, double value) { return acc == SHEAF_F64 ? value : (double)(float)value; }
 
 /* The coefficient of each entry, with its frequency in it if those are given, in the roundings that semantics.md gives.
- * Quotients and products of f32 values are exact enough in f64 that rounding them again gives what f32 arithmetic gives.
- * On the CPU. */
+ * Quotients and products of f32 values are exact enough in f64 that rounding them again gives what f32 arithmetic
+ * gives. On the CPU. */
 static sheaf_status find_coefficients(gradient *g, const int64_t *frequencies, void **found)
 {
   shf_embedding_call *e = g->e;
@@ -290,10 +290,11 @@ static sheaf_status convert_gradient(gradient *g)
   return shf_call_convert(&g->e->c, g->held, g->grad_out, g->dtype, groups * e->columns, &g->grad_out);
 }
 
-/* ---- Pieces of bags ----------------------------------------------------------------------------------------------- */
+/* ---- Pieces of bags ---------------------------------------------------------------------------------------------- */
 
-/* Where that is less, the gradients of bags go to the owners of rows with the entries that name those, and what is left to
- * do is the gradient of a table cut by rows, with bags that are here. Owners do not know frequencies over all ranks. */
+/* Where that is less, the gradients of bags go to the owners of rows with the entries that name those, and what is left
+ * to do is the gradient of a table cut by rows, with bags that are here. Owners do not know frequencies over all
+ * ranks. */
 static int send_pieces(gradient *g)
 {
   shf_embedding_call *e = g->e;

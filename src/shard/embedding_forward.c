@@ -22,7 +22,7 @@ static int is_compact(const shf_embedding_call *e)
   return e->c.strategy.dispatch || (local_type(e) != e->c.values && !e->quantised);
 }
 
-/* ---- Local op ----------------------------------------------------------------------------------------------------- */
+/* ---- Local op ---------------------------------------------------------------------------------------------------- */
 
 static sheaf_status run_local(shf_embedding_call *e, sheaf_embedding_kind kind, const shf_local_rows *rows, void *out,
                               void *arg)
@@ -272,7 +272,7 @@ static void run_max(shf_embedding_call *e, const shf_local_rows *rows, const shf
   if (partial) finish_max(e, values, found, at, out, arg);
 }
 
-/* ---- All kinds ----------------------------------------------------------------------------------------------------- */
+/* ---- All kinds --------------------------------------------------------------------------------------------------- */
 
 /* Sums over bags whose pieces were summed where rows are; a mean's are divided, since its bags are all here. */
 static sheaf_status finish_pieces(shf_embedding_call *e, const void *total, sheaf_dtensor *out)

@@ -8,8 +8,8 @@ static shf_row_source rows_here(const shf_embedding_call *e, const sheaf_dtensor
   return (shf_row_source){shf_dtensor_data(table), e->row_hi - e->row_lo, e->row_lo, e->row_bytes};
 }
 
-/* Tells owners what is wanted, and fetches what others want into `answers`. Everything else that a rank needs is there: it
- * is what ranks agree on here. Collective when rows are dispatched. */
+/* Tells owners what is wanted, and fetches what others want into `answers`. Everything else that a rank needs is there:
+ * it is what ranks agree on here. Collective when rows are dispatched. */
 static void answer(shf_embedding_call *e, const sheaf_dtensor *table, shf_dispatch *d, int64_t asked, void *answers)
 {
   shf_call *c = &e->c;

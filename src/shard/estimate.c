@@ -1,8 +1,8 @@
 /* shard/estimate.c: what a strategy costs by Sheaf's own reckoning, and the choice among them.
  *
- * Counted are: bringing the inputs there, the local work as bytes that pass through memory, what row dispatch sends, and
- * bringing the output where it is wanted. A Partial output that nobody placed is counted as made whole, since somebody
- * has to do that. */
+ * Counted are: bringing the inputs there, the local work as bytes that pass through memory, what row dispatch sends,
+ * and bringing the output where it is wanted. A Partial output that nobody placed is counted as made whole, since
+ * somebody has to do that. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -81,8 +81,8 @@ static void add_move(const sheaf_shard_problem *p, const shf_operand_shape *shap
   s->bytes_memory += shf_shard_largest(p->mesh, shape->rank, shape->shape, from) * (double)shape->cell;
 }
 
-/* What dispatch sends: rows and their indices, or pieces of bags and theirs, whatever is less (dispatch_bags.h). Indices
- * are taken to be spread evenly. */
+/* What dispatch sends: rows and their indices, or pieces of bags and theirs, whatever is less (dispatch_bags.h).
+ * Indices are taken to be spread evenly. */
 static double dispatched_bytes(const sheaf_shard_problem *p, const sheaf_strategy *s, const load *l, double group,
                                double distinct)
 {

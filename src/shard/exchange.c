@@ -89,7 +89,7 @@ static sheaf_status prepare_exchange(shf_exchange *e)
   return SHEAF_OK;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------------------------ */
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
 
 static sheaf_status pack(const shf_exchange *e, const dealing *d, const shf_box *had, char *target)
 {
@@ -175,7 +175,7 @@ static sheaf_status run_exchange(shf_exchange *e)
   return unpack(e, &had, &gets);
 }
 
-/* ---- Moves -------------------------------------------------------------------------------------------------------- */
+/* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
 static void add_exchange(shf_move *move, const shf_array *from, const sheaf_placement *to, int moves)
 {

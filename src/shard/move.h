@@ -2,8 +2,8 @@
  *
  * An op first *prepares*: it checks, allocates all it will need, and works out its messages. Then all ranks agree that
  * everybody is ready (agree.c). Only then do they *run* messages, which can no longer fail; so no rank ever waits for
- * one that gave up. (Numbers that lie in the mesh's scratch need no memory, and so no agreement: a rank that failed sends
- * zeros, shf_dispatch_count.) */
+ * one that gave up. (Numbers that lie in the mesh's scratch need no memory, and so no agreement: a rank that failed
+ * sends zeros, shf_dispatch_count.) */
 #ifndef SHF_SHARD_MOVE_H
 #define SHF_SHARD_MOVE_H
 
@@ -36,8 +36,8 @@ typedef struct shf_flow {
   int pending; /* something could have failed since the last agreement: the same on every rank */
 } shf_flow;
 
-/* FLOW(flow, call): does it unless something failed before. SURELY: what can only fail when the engine does. FLOW_ON: what
- * can fail on a device, but not on the CPU. */
+/* FLOW(flow, call): does it unless something failed before. SURELY: what can only fail when the engine does. FLOW_ON:
+ * what can fail on a device, but not on the CPU. */
 #define SURELY(flow, call)                                   \
   do {                                                       \
     if ((flow)->status == SHEAF_OK) (flow)->status = (call); \
@@ -62,8 +62,8 @@ int shf_flow_settle(shf_flow *flow);
 /* Whatever was enqueued on a device has happened, or did not: agreed on by the next settle. */
 void shf_flow_wait(shf_flow *flow, DLDevice device);
 
-/* In the mesh's scratch, behind the records: lists of messages, one for each rank at most; and numbers that a rank tells
- * others and they tell it, two for each rank. */
+/* In the mesh's scratch, behind the records: lists of messages, one for each rank at most; and numbers that a rank
+ * tells others and they tell it, two for each rank. */
 shf_message *shf_mesh_messages(const sheaf_mesh *mesh, int receiving);
 int64_t *shf_mesh_numbers(const sheaf_mesh *mesh, int receiving);
 enum { SHF_SCRATCH = sizeof(shf_record) + 2 * sizeof(shf_message) + 4 * sizeof(int64_t) }; /* bytes for each rank */
@@ -74,7 +74,8 @@ enum { SHF_SCRATCH = sizeof(shf_record) + 2 * sizeof(shf_message) + 4 * sizeof(i
  * part it had. */
 typedef void shf_fold(void *context, char *total, const char *term, int64_t first, int64_t cells);
 
-/* How terms of ranks become one: STORE, there are none; or a function of the op's own, for cells in the CPU's memory. */
+/* How terms of ranks become one: STORE, there are none; or a function of the op's own, for cells in the CPU's
+ * memory. */
 typedef struct shf_reducer {
   shf_fold_kind kind;
   sheaf_dtype dtype; /* SUM and PROD: F32 F64 I64; MAX and MIN: F32 F64 */
@@ -134,7 +135,8 @@ sheaf_status shf_move_run(shf_move *move);
 /* Frees everything, the result too unless it was taken. NULL data afterwards. */
 void shf_move_free(shf_move *move);
 
-/* Takes the result's data, which must be the move's own: one of the mesh's buffers, of shf_array_bytes(&move->result). */
+/* Takes the result's data, which must be the move's own: one of the mesh's buffers, of
+ * shf_array_bytes(&move->result). */
 char *shf_move_take(shf_move *move);
 
 #endif

@@ -1,8 +1,8 @@
 /* shard/path.c: how a tensor gets from some placements to others, and what ranks receive on the way.
  *
- * Whatever is cut or replicated changes in one exchange, in which a rank receives just what it lacks. Partial dimensions
- * that become cut are added in the same exchange (a reduce-scatter). Those that become whole are reduced on their own,
- * by slices (an all-reduce), before or after the exchange: wherever a rank then has less. */
+ * Whatever is cut or replicated changes in one exchange, in which a rank receives just what it lacks. Partial
+ * dimensions that become cut are added in the same exchange (a reduce-scatter). Those that become whole are reduced on
+ * their own, by slices (an all-reduce), before or after the exchange: wherever a rank then has less. */
 #include <string.h>
 
 #include "shard/shard_impl.h"

@@ -26,7 +26,7 @@ void shf_share(shf_share_fn *work, const void *context, int64_t count, int64_t b
   }
 }
 
-/* ---- Into the cache ----------------------------------------------------------------------------------------------- */
+/* ---- Into the cache ---------------------------------------------------------------------------------------------- */
 
 static void copy_near(char *to, const char *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
 static void zero_near(char *to, int64_t bytes) { memset(to, 0, (size_t)bytes); }
@@ -60,7 +60,7 @@ static const shf_row_ops near_f64 = {copy_near, zero_near, add_f64, collect_near
 
 const shf_row_ops *shf_row_ops_near(sheaf_dtype acc) { return acc == SHEAF_F64 ? &near_f64 : &near_f32; }
 
-/* ---- Past it: whole lines ----------------------------------------------------------------------------------------- */
+/* ---- Past it: whole lines ---------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 static void end_stream(void) { _mm_sfence(); }

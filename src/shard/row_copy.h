@@ -1,21 +1,21 @@
-/* shard/row_copy.h: rows copied and added one by one, past the cache where that is better, and asked for before they are
- * needed. */
+/* shard/row_copy.h: rows copied and added one by one, past the cache where that is better, and asked for before they
+ * are needed. */
 #ifndef SHF_SHARD_ROW_COPY_H
 #define SHF_SHARD_ROW_COPY_H
 
 #include <sheaf/base.h>
 
-/* ---- Threads ------------------------------------------------------------------------------------------------------ */
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
 /* Does items 0 .. count - 1, which move so many bytes, on at most so many threads when that is worth waking them. */
 typedef void shf_share_fn(const void *context, int thread, int64_t first, int64_t last);
 void shf_share(shf_share_fn *work, const void *context, int64_t count, int64_t bytes, int threads);
 
-/* ---- Rows --------------------------------------------------------------------------------------------------------- */
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* What is done to rows of so many bytes: a copy, zeros, a sum of elements (F32 or F64), and copies of rows from anywhere, or
- * zeros where there is none, to places that follow each other. Where rows are stored past the cache, `end` follows the last
- * one. */
+/* What is done to rows of so many bytes: a copy, zeros, a sum of elements (F32 or F64), and copies of rows from
+ * anywhere, or zeros where there is none, to places that follow each other. Where rows are stored past the cache, `end`
+ * follows the last one. */
 typedef struct shf_row_ops {
   void (*copy)(char *to, const char *from, int64_t bytes);
   void (*zero)(char *to, int64_t bytes);
@@ -24,14 +24,14 @@ typedef struct shf_row_ops {
   void (*end)(void);
 } shf_row_ops;
 
-/* For `count` rows that are written from `to` on: past the cache when they are too many for it and whole lines. `acc`: of
- * sums. */
+/* For `count` rows that are written from `to` on: past the cache when they are too many for it and whole lines. `acc`:
+ * of sums. */
 const shf_row_ops *shf_row_ops_for(const void *to, int64_t count, int64_t row_bytes, sheaf_dtype acc);
 
 /* The same for rows that stay in the cache. */
 const shf_row_ops *shf_row_ops_near(sheaf_dtype acc);
 
-/* ---- Asking for rows ---------------------------------------------------------------------------------------------- */
+/* ---- Asking for rows --------------------------------------------------------------------------------------------- */
 
 enum { SHF_LINE = 64 };
 

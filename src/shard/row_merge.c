@@ -1,15 +1,15 @@
 /* shard/row_merge.c: rows of which several ranks have terms, added in the order of ranks.
  *
- * Each rank's terms come in the order of rows, so that the result is written from its first row to its last, once, past the
- * cache where it is large: rows without a term as zeros, rows with one as it is. A few rows at a time go through all ranks'
- * terms; of a row there are never more than two to be added, what was added before and the next. */
+ * Each rank's terms come in the order of rows, so that the result is written from its first row to its last, once, past
+ * the cache where it is large: rows without a term as zeros, rows with one as it is. A few rows at a time go through
+ * all ranks' terms; of a row there are never more than two to be added, what was added before and the next. */
 #include <string.h>
 
 #include "core/cpu.h"
 #include "shard/row_copy.h"
 #include "shard/shard_call.h"
 
-/* ---- On the CPU --------------------------------------------------------------------------------------------------- */
+/* ---- On the CPU -------------------------------------------------------------------------------------------------- */
 
 enum { MOST_ROWS = 64, BATCH_BYTES = 32 << 10 };
 
@@ -98,7 +98,7 @@ static void merge_share(const void *context, int thread, int64_t first, int64_t 
   k->store->end();
 }
 
-/* ---- On a device -------------------------------------------------------------------------------------------------- */
+/* ---- On a device ------------------------------------------------------------------------------------------------- */
 
 /* Each row is named once, so that accumulating the gradient of a lookup adds one term to each. */
 static sheaf_status add_part(shf_call *c, const shf_row_merge *m, const shf_row_part *part, void *named, void *total)
@@ -122,7 +122,7 @@ static sheaf_status add_part(shf_call *c, const shf_row_merge *m, const shf_row_
   return shf_local_embedding(c->site, &desc, &args);
 }
 
-/* ---- Both --------------------------------------------------------------------------------------------------------- */
+/* ---- Both -------------------------------------------------------------------------------------------------------- */
 
 sheaf_status shf_merge_ready(shf_call *c, shf_row_merge *m)
 {

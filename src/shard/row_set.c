@@ -7,7 +7,7 @@
 
 enum { BLOCK_BITS = 6, BLOCK = 1 << BLOCK_BITS, DIRECT = 4, DIGIT_BITS = 8 };
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static int64_t all_blocks(int64_t rows) { return (rows >> BLOCK_BITS) + 1; }
 
@@ -43,7 +43,7 @@ void shf_row_set_open(shf_row_set *set, int64_t rows, int64_t entries, void *mem
   memset(set->blocks, 0, (size_t)(slots + 1) * sizeof *set->blocks);
 }
 
-/* ---- Adding ------------------------------------------------------------------------------------------------------- */
+/* ---- Adding ------------------------------------------------------------------------------------------------------ */
 
 static inline uint64_t first_slot(const shf_row_set *set, int64_t block)
 {
@@ -86,7 +86,7 @@ void shf_row_set_add(shf_row_set *set, const int64_t *rows, int64_t count)
   }
 }
 
-/* ---- Numbering ---------------------------------------------------------------------------------------------------- */
+/* ---- Numbering --------------------------------------------------------------------------------------------------- */
 
 /* Slots in use in the order of their blocks: a radix sort from the lowest digit up. */
 static void sort_slots(shf_row_set *set)
@@ -163,7 +163,7 @@ int64_t shf_row_set_number(shf_row_set *set, shf_row_range *ranges, int64_t coun
   return sheaf_isa_current() >= SHEAF_ISA_AVX2 ? number_popcount(set, ranges, count) : number_plain(set, ranges, count);
 }
 
-/* ---- Reading ------------------------------------------------------------------------------------------------------ */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 SHF_ALWAYS_INLINE void list(const shf_row_set *set, int64_t lo, int64_t hi, const int narrow, void *rows)
 {
@@ -211,7 +211,8 @@ static void find_plain(const shf_row_set *set, const int64_t *rows, int64_t coun
 {
   find(set, rows, count, numbers);
 }
-SHF_WITH("popcnt") static void find_popcount(const shf_row_set *set, const int64_t *rows, int64_t count, int64_t *numbers)
+SHF_WITH("popcnt")
+static void find_popcount(const shf_row_set *set, const int64_t *rows, int64_t count, int64_t *numbers)
 {
   find(set, rows, count, numbers);
 }

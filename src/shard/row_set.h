@@ -1,10 +1,10 @@
-/* shard/row_set.h: the rows that a rank's entries name, each once: found, counted, listed and numbered, all in the order of
- * rows.
+/* shard/row_set.h: the rows that a rank's entries name, each once: found, counted, listed and numbered, all in the
+ * order of rows.
  *
  * Rows are taken by blocks of 64. A block has a bit for each of its rows that is named, and the number of those in the
  * blocks before it: so marking a row is one access to a block, and so is finding the number of one. Blocks are few and
- * small (a quarter of a byte for each row of the table), and what is done to one does not wait for another. Where a table has
- * many more blocks than there are entries, only those are kept that hold a row, found by hashing. */
+ * small (a quarter of a byte for each row of the table), and what is done to one does not wait for another. Where a
+ * table has many more blocks than there are entries, only those are kept that hold a row, found by hashing. */
 #ifndef SHF_SHARD_ROW_SET_H
 #define SHF_SHARD_ROW_SET_H
 

@@ -5,7 +5,7 @@
 #include "shard/row_copy.h"
 #include "shard/shard_call.h"
 
-/* ---- Fetching ----------------------------------------------------------------------------------------------------- */
+/* ---- Fetching ---------------------------------------------------------------------------------------------------- */
 
 typedef struct fetching {
   const shf_row_source *source;
@@ -81,7 +81,7 @@ sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, sheaf_dty
   return shf_local_embedding(c->site, &desc, &args);
 }
 
-/* ---- Entries ------------------------------------------------------------------------------------------------------ */
+/* ---- Entries ----------------------------------------------------------------------------------------------------- */
 
 typedef struct copying {
   const shf_dispatch *d;
@@ -97,7 +97,8 @@ typedef struct block {
   const char *from[SHF_ENTRIES];
 } block;
 
-/* Entries first .. last - 1, at most a block of them. Whose rows they name cannot be foretold, so that there is no branch for it. */
+/* Entries first .. last - 1, at most a block of them. Whose rows they name cannot be foretold, so that there is no
+ * branch for it. */
 static void find_rows(const copying *k, int64_t first, int64_t last, block *b)
 {
   const shf_dispatch *d = k->d;

@@ -56,7 +56,7 @@ static sheaf_status write_result(shf_segment_call *s, const operands *o)
   return shf_space_write(s->c.site.device, o->data_grad, o->host.data_grad, bytes);
 }
 
-/* ---- Sums and means ------------------------------------------------------------------------------------------------- */
+/* ---- Sums and means ---------------------------------------------------------------------------------------------- */
 
 /* A mean's gradient is that of a sum, of gradients divided by the segments' rows on all ranks. */
 static void mean_backward(shf_segment_call *s, const operands *o)
@@ -83,7 +83,7 @@ static void mean_backward(shf_segment_call *s, const operands *o)
   FLOW(&c->flow, shf_segment_run_local(s, &local));
 }
 
-/* ---- Extremes ------------------------------------------------------------------------------------------------------- */
+/* ---- Extremes ---------------------------------------------------------------------------------------------------- */
 
 /* The extreme of each cell over all ranks, and the position of its row: the forward op, its output whole. */
 static void find_extremes(shf_segment_call *s, sheaf_dtensor **out, sheaf_dtensor **arg)
@@ -175,7 +175,7 @@ static void extreme_backward(shf_segment_call *s, const operands *o)
   sheaf_dtensor_free(arg);
 }
 
-/* ---- Products ------------------------------------------------------------------------------------------------------- */
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 /* Products of what is not zero, and the number of zeros, over all ranks; then as semantics.md defines it. */
 static void prod_backward(shf_segment_call *s, const operands *o)
@@ -221,7 +221,7 @@ static void prod_backward(shf_segment_call *s, const operands *o)
   FLOW(&c->flow, write_result(s, o));
 }
 
-/* ---- All kinds ------------------------------------------------------------------------------------------------------ */
+/* ---- All kinds --------------------------------------------------------------------------------------------------- */
 
 static void run_whole(shf_segment_call *s, const operands *o)
 {

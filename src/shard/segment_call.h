@@ -31,8 +31,8 @@ void shf_segment_count(const shf_segment_call *s, int64_t *counts);
 void shf_segment_reduce(shf_segment_call *s, DLDevice device, void *data, int64_t cell, shf_reducer reducer,
                         int64_t width);
 
-/* The output's array, a term on each of those ranks, reduced and brought where `at` says (shf_call_complete). Collective;
- * the move's result is what came of it, and the move is the caller's to free. */
+/* The output's array, a term on each of those ranks, reduced and brought where `at` says (shf_call_complete).
+ * Collective; the move's result is what came of it, and the move is the caller's to free. */
 void shf_segment_complete(shf_segment_call *s, DLDevice device, void *data, int64_t cell, shf_reducer reducer,
                           const sheaf_placement *at, shf_move *move);
 

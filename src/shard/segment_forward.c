@@ -1,5 +1,6 @@
 /* shard/segment_forward.c: segment reductions, forward. Where rows are spread over ranks each reduces its own, ranks'
- * results are reduced in the order of their rows, and only then come a mean's division and the rule for empty segments. */
+ * results are reduced in the order of their rows, and only then come a mean's division and the rule for empty
+ * segments. */
 #include <math.h>
 #include <string.h>
 
@@ -23,7 +24,7 @@ static double empty_value(const shf_segment_call *s)
   }
 }
 
-/* ---- Sums, means, products ---------------------------------------------------------------------------------------- */
+/* ---- Sums, means, products --------------------------------------------------------------------------------------- */
 
 /* Sums of all rows become the result: a mean's are divided, all are rounded. */
 static sheaf_status finish_sums(shf_segment_call *s, const shf_array *sums, const int64_t *counts, sheaf_dtensor *out)
@@ -74,10 +75,10 @@ static void reduce_sums(shf_segment_call *s, const char *data, const sheaf_place
   shf_move_free(&counts_move);
 }
 
-/* ---- Extremes ------------------------------------------------------------------------------------------------------- */
+/* ---- Extremes ---------------------------------------------------------------------------------------------------- */
 
-/* Cells are (value, position of its row), position -1 where a rank has no row of the segment. Terms come in the order of
- * rows, so that the first of equals is the one that is there. */
+/* Cells are (value, position of its row), position -1 where a rank has no row of the segment. Terms come in the order
+ * of rows, so that the first of equals is the one that is there. */
 typedef struct contest {
   sheaf_dtype dtype;
   int64_t value_bytes;
@@ -163,7 +164,7 @@ static void reduce_extremes(shf_segment_call *s, const char *data, const sheaf_p
   shf_move_free(&move);
 }
 
-/* ---- All kinds ------------------------------------------------------------------------------------------------------ */
+/* ---- All kinds --------------------------------------------------------------------------------------------------- */
 
 void shf_segment_forward(shf_segment_call *s)
 {

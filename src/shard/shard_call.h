@@ -42,9 +42,9 @@ typedef struct shf_call_task {
 /* A description of the given size, whose kind (at `kind_at`) the family has. */
 sheaf_status shf_call_check_desc(const void *desc, size_t known, sheaf_category category, size_t kind_at);
 
-/* A whole call, and the only way to make one: finds the mesh and device of the operands, reads the arguments, chooses the
- * strategy (or checks the given one), makes sure that all ranks are about to do the same by the same strategy, runs it and
- * frees what it used. A rank that knows the mesh takes part in the agreement even when something is wrong, which
+/* A whole call, and the only way to make one: finds the mesh and device of the operands, reads the arguments, chooses
+ * the strategy (or checks the given one), makes sure that all ranks are about to do the same by the same strategy, runs
+ * it and frees what it used. A rank that knows the mesh takes part in the agreement even when something is wrong, which
  * `c->flow.status` may already say; INVALID_PROBLEM, on that rank alone, when there is no operand to tell the mesh. */
 sheaf_status shf_call_run(shf_call *c, const shf_call_task *task);
 
@@ -57,7 +57,8 @@ const sheaf_dtensor *shf_call_bring(shf_call *c, const sheaf_dtensor *input, con
 /* Memory where the tensors are, until the end of the call. */
 sheaf_status shf_call_get(shf_call *c, int64_t bytes, void **memory);
 
-/* What the CPU needs to see of it, and what it has worked out for it: nothing is copied when that is the CPU's memory. */
+/* What the CPU needs to see of it, and what it has worked out for it: nothing is copied when that is the CPU's
+ * memory. */
 sheaf_status shf_call_read(shf_call *c, const void *data, int64_t bytes, const void **host);
 sheaf_status shf_call_write(shf_call *c, const void *host, int64_t bytes, const void **data);
 
@@ -65,21 +66,22 @@ sheaf_status shf_call_write(shf_call *c, const void *host, int64_t bytes, const 
 sheaf_status shf_call_convert(shf_call *c, sheaf_dtype from, const void *source, sheaf_dtype to, int64_t count,
                               const void **target);
 
-/* What the output will lie as: wanted, or what the strategy gives; with `complete`, Partial is replaced by Replicate. */
+/* What the output will lie as: wanted, or what the strategy gives; with `complete`, Partial is replaced by
+ * Replicate. */
 void shf_call_target(const shf_call *c, int complete, sheaf_placement target[MAX_DIMS]);
 
 /* A tensor of the output's shape: its description, and a new one whose elements are not set. */
 sheaf_dtensor_desc shf_call_desc(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at);
 sheaf_status shf_call_output(const shf_call *c, sheaf_dtype dtype, const sheaf_placement *at, sheaf_dtensor **tensor);
 
-/* Where an op that completes a Partial output by itself brings it: where it is wanted when every rank then keeps a part of
- * what it had (a reduce-scatter), else Replicate. */
+/* Where an op that completes a Partial output by itself brings it: where it is wanted when every rank then keeps a part
+ * of what it had (a reduce-scatter), else Replicate. */
 void shf_call_complete(const shf_call *c, sheaf_placement at[MAX_DIMS]);
 
 /* Whether the strategy's output is partial along any mesh dimension. */
 int shf_call_is_partial(const shf_call *c);
 
-/* ---- Rows by their numbers: rows.c -------------------------------------------------------------------------------- */
+/* ---- Rows by their numbers: rows.c ------------------------------------------------------------------------------- */
 
 /* Rows first .. first + rows - 1, where the tensors are. */
 typedef struct shf_row_source {
@@ -91,11 +93,11 @@ typedef struct shf_row_source {
 sheaf_status shf_call_fetch(shf_call *c, const shf_row_source *source, sheaf_dtype number, const void *ids,
                             int64_t count, void *rows);
 
-/* On the CPU, an output of a row for each entry: from this rank's part of the table, from what others sent (by places), and
- * zeros where no member holds the row or there is none. */
+/* On the CPU, an output of a row for each entry: from this rank's part of the table, from what others sent (by places),
+ * and zeros where no member holds the row or there is none. */
 void shf_dispatch_copy(const shf_dispatch *d, const void *own, const void *brought, int64_t row_bytes, void *out);
 
-/* ---- Terms of rows: row_merge.c ----------------------------------------------------------------------------------- */
+/* ---- Terms of rows: row_merge.c ---------------------------------------------------------------------------------- */
 
 /* Terms of some rows, one for each. */
 typedef struct shf_row_part {

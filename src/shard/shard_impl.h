@@ -44,8 +44,8 @@ shf_box shf_shard_box(const sheaf_mesh *mesh, const sheaf_placement *placements,
 int64_t shf_box_count(const shf_box *box);
 shf_box shf_box_meet(const shf_box *a, const shf_box *b);
 
-/* Calls `visit` for every run of cells of `part` that lies in one piece both in a buffer that holds `from` and in one that
- * holds `to`: where the run begins in either, in cells. */
+/* Calls `visit` for every run of cells of `part` that lies in one piece both in a buffer that holds `from` and in one
+ * that holds `to`: where the run begins in either, in cells. */
 typedef void shf_box_visit(void *context, int64_t from_cell, int64_t to_cell, int64_t cells);
 void shf_box_walk(const shf_box *part, const shf_box *from, const shf_box *to, shf_box_visit *visit, void *context);
 

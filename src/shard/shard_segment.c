@@ -92,7 +92,7 @@ static void describe(const shf_call *c, char *text, size_t room)
            (int)desc->ties, (int)desc->bad_index);
 }
 
-/* ---- Order of ids over ranks -------------------------------------------------------------------------------------- */
+/* ---- Order of ids over ranks ------------------------------------------------------------------------------------- */
 
 /* Sorted kinds: what a rank's rows begin with must not be below what the rows before them end with. */
 static sheaf_status check_order(const shf_segment_call *s)
@@ -194,7 +194,7 @@ sheaf_status sheaf_shard_segment_run(const sheaf_segment_desc *desc, const sheaf
   return shf_call_run(&s.c, &task);
 }
 
-/* ---- What both ways need ------------------------------------------------------------------------------------------ */
+/* ---- What both ways need ----------------------------------------------------------------------------------------- */
 
 void shf_segment_count(const shf_segment_call *s, int64_t *counts)
 {

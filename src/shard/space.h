@@ -1,7 +1,7 @@
 /* shard/space.h: the memory tensors lie in, the CPU's or a device's, and the few things done to it that are not ops.
  *
- * Work on a device is enqueued on its default stream, in order; copies to the CPU wait for it. Numbers that steer a call
- * (indices, offsets, ids, counts) are worked on by the CPU wherever the tensors lie: `shf_space_read` and
+ * Work on a device is enqueued on its default stream, in order; copies to the CPU wait for it. Numbers that steer a
+ * call (indices, offsets, ids, counts) are worked on by the CPU wherever the tensors lie: `shf_space_read` and
  * `shf_space_write` in the code of an op mark the few places where they cross, and cost nothing on the CPU. */
 #ifndef SHF_SHARD_SPACE_H
 #define SHF_SHARD_SPACE_H

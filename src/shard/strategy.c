@@ -1,8 +1,8 @@
 /* shard/strategy.c: the ways to compute each op along one mesh dimension, and their product over a mesh.
  *
  * To add a strategy: one line in the function of its op below, placements as [output, inputs...]. Executing it needs
- * nothing more as long as ranks can work alone between those placements: shard_embedding.c and shard_segment.c work from
- * the boxes that placements give. */
+ * nothing more as long as ranks can work alone between those placements: shard_embedding.c and shard_segment.c work
+ * from the boxes that placements give. */
 #include <math.h>
 #include <string.h>
 

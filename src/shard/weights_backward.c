@@ -1,5 +1,6 @@
-/* shard/weights_backward.c: the gradient of per-sample weights: a dot product per entry, of a row and the gradient of its
- * bag. A rank has some of the rows, some of the columns, or a term of the gradient: its products are terms of a sum. */
+/* shard/weights_backward.c: the gradient of per-sample weights: a dot product per entry, of a row and the gradient of
+ * its bag. A rank has some of the rows, some of the columns, or a term of the gradient: its products are terms of a
+ * sum. */
 #include <string.h>
 
 #include "shard/embedding_call.h"

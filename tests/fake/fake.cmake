@@ -1,6 +1,6 @@
-# The tests of ops on a device, where there need not be one, with a plug-in of paper in place of CUDA's: tests/gpu/gpu_ops.c,
-# and what only paper can be asked to do. They lie in a folder of their own, since a plug-in is looked for beside the
-# program first.
+# The tests of ops on a device, where there need not be one, with a plug-in of paper in place of CUDA's:
+# tests/gpu/gpu_ops*.c, and what only paper can be asked to do. They lie in a folder of their own, since a plug-in is
+# looked for beside the program first.
 set(fake_folder ${CMAKE_CURRENT_BINARY_DIR}/fake)
 set(paper ${CMAKE_CURRENT_LIST_DIR})
 add_library(fake_cuda MODULE ${paper}/fake_cuda.c ${paper}/paper_run.c ${paper}/paper_map.c)
@@ -8,8 +8,8 @@ target_link_libraries(fake_cuda PRIVATE sheaf_static sheaf_internal sheaf_link O
 target_link_options(fake_cuda PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/sheaf-plugin.map)
 set_target_properties(fake_cuda PROPERTIES OUTPUT_NAME sheaf_cuda LIBRARY_OUTPUT_DIRECTORY ${fake_folder})
 
-function(add_paper_test name source)
-  add_executable(${name} ${source})
+function(add_paper_test name)
+  add_executable(${name} ${ARGN})
   target_include_directories(${name} SYSTEM PRIVATE ${CMOCKA_INCLUDE_DIR})
   target_link_libraries(${name} PRIVATE sheaf_oracles ${CMOCKA_LIBRARY})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${fake_folder})
@@ -17,8 +17,11 @@ function(add_paper_test name source)
   add_sheaf_test(${name} ${name})
   set_tests_properties(${name} PROPERTIES LABELS unit)
 endfunction()
-add_paper_test(test_ops_on_device ${CMAKE_CURRENT_LIST_DIR}/../gpu/gpu_ops.c)
-add_paper_test(test_device_faults ${CMAKE_CURRENT_LIST_DIR}/test_device_faults.c)
+set(gpu ${paper}/../gpu)
+add_paper_test(test_ops_on_device ${gpu}/gpu_ops.c ${gpu}/scene.c ${gpu}/gpu_support.c)
+add_paper_test(test_layers_on_device ${gpu}/gpu_ops_layers.c ${gpu}/scene.c ${gpu}/gpu_support.c)
+add_paper_test(test_device_alone ${gpu}/gpu_ops_device.c ${gpu}/scene.c ${gpu}/gpu_support.c)
+add_paper_test(test_device_faults ${paper}/test_device_faults.c)
 
 # The commands on files, with --device.
 if(TARGET sheaf_cli)

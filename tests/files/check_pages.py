@@ -1,12 +1,16 @@
 """Help, manual page, completions, docs/cli.md and HTML pages. Usage: check_pages.py SHEAF SOURCE [NAME ...]"""
+import fcntl
 import json
 import os
+import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 
 SHEAF, SOURCE = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
@@ -120,6 +124,42 @@ def check_the_document_has_every_command():
             command = " ".join(words[1:3]) if " ".join(words[1:3]) in known else words[1]
             used = {word.split("=")[0] for word in words if word.startswith("--")}
             check(command in known and used <= known[command] | {"--help"}, f"docs/cli.md: {part}")
+
+
+# ---- Terminals ---------------------------------------------------------------------------------------------------
+
+def on_terminal(columns, *words):
+    """What a command prints on a terminal of so many columns."""
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen([SHEAF, *words], stdout=there, stderr=subprocess.DEVNULL)
+    os.close(there)
+    text = b""
+    while True:
+        try:
+            part = os.read(here, 65536)
+        except OSError:  # the other side is closed
+            part = b""
+        if not part:
+            break
+        text += part
+    os.close(here)
+    check(process.wait() == 0, f"{words}: exit code {process.returncode}")
+    return text.decode().replace("\r\n", "\n").split("\n")
+
+
+def check_bench_fits_the_terminal():
+    words = ("bench", "small", "run", "--seconds", "0.01")
+    pipe = run(*words).stdout.split("\n")
+    check(any(line.startswith("suite ") and line.endswith("kernel; ceilings") for line in pipe), pipe)
+    for columns in (199, 120, 80, 66):
+        lines = on_terminal(columns, *words)
+        head = next(i for i, line in enumerate(lines) if " thr " in line)
+        table = lines[head:lines.index("", head)]
+        check(len(table) == 5 and all(len(line.rstrip()) == len(line) <= columns for line in table), table)
+        check(lines[head].startswith("suite " if columns >= 98 else "case ") and lines[head].endswith("target"), lines[head])
+        check(any("run-segm..um-20x64" in line if columns == 66 else "run-segment_sum-20x64" in line for line in table), table)
+    check("kernel; ceilings" in "".join(on_terminal(200, *words)), "a terminal wide enough for all")
 
 
 # ---- Pages -------------------------------------------------------------------------------------------------------

@@ -52,7 +52,13 @@ bits() {
   done | together && grep -h "PASSED" "$logs"/bits.*.log
 }
 
-ops() { "$BUILD/tests/gpu/gpu_ops"; }
+ops_programs="gpu_ops gpu_ops_layers gpu_ops_device"
+
+ops() {
+  local program failed=0
+  for program in $ops_programs; do "$BUILD/tests/gpu/$program" || failed=1; done
+  return $failed
+}
 
 # The command line on files: the same bytes as on the CPU.
 files() { tests/scripts/check_device.sh "$BUILD/sheaf"; }
@@ -98,12 +104,14 @@ peers() { PYTHONDONTWRITEBYTECODE=1 python3 bench/peers/compare_gpu.py --library
 # memcheck over every op and type, the other tools over two types, all with few and small problems; each may take
 # SANITIZE_SECONDS.
 sanitize() {
-  local tool="timeout ${SANITIZE_SECONDS:-1200} compute-sanitizer --error-exitcode 9 --print-limit 5"
+  local type program check tool="timeout ${SANITIZE_SECONDS:-1200} compute-sanitizer --error-exitcode 9 --print-limit 5"
   {
     for type in $types; do
       echo "memcheck.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i64 $tool --tool memcheck $BUILD/tests/gpu/gpu_bits"
     done
-    echo "memcheck.ops $tool --tool memcheck $BUILD/tests/gpu/gpu_ops"
+    for program in $ops_programs; do
+      echo "memcheck.$program $tool --tool memcheck $BUILD/tests/gpu/$program"
+    done
     for check in racecheck synccheck initcheck; do
       for type in f32 f16; do
         echo "$check.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i32 $tool --tool $check $BUILD/tests/gpu/gpu_bits"

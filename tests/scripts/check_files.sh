@@ -17,7 +17,6 @@ list() {
     find . \( -name .git -o -name 'build*' \) -prune -o -type f -printf '%P\0'
 }
 mapfile -d '' -t files < <(list)
-[ ${#files[@]} -gt 0 ] || { echo "no files in $1"; exit 1; }
 
 failures=0
 complain() { echo "$*"; failures=$((failures + 1)); }
@@ -38,6 +37,12 @@ for file in "${files[@]}"; do
   case $file in Makefile | LICENSE | *.svg) tabbed+=("$file") ;; *) text+=("$file") ;; esac
 done
 
+# Where nothing is looked at, nothing is found, which must not pass for good.
+for kind in present code text; do
+  declare -n list_of=$kind
+  [ ${#list_of[@]} -gt 0 ] || { echo "$1: no files of the kind '$kind' to look at, of ${#files[@]} that are listed"; exit 1; }
+done
+
 while read -r bytes file; do
   [ "$bytes" -le $max_bytes ] || complain "$file: $bytes bytes; the limit is $max_bytes"
 done < <(stat -c '%s %n' -- "${present[@]}")
@@ -55,6 +60,7 @@ done
 # hits <what is wrong> <grep's arguments ...>: one complaint for each line that is found.
 hits() {
   local hit
+  [ "${*: -1}" != -- ] || return 0 # no files: grep would read from stdin
   while read -r hit; do complain "$hit: $1"; done < <(grep -m 3 -HnI "${@:2}")
 }
 hits "trailing blanks, tabs or carriage returns" -P '[[:blank:]]$|\t|\r' -- "${text[@]}"
@@ -63,5 +69,5 @@ hits "a path outside the repository" -E "$foreign" -- "${text[@]}" "${tabbed[@]}
 
 twice=$(printf '%s\n' "${code[@]##*/}" | sort | uniq -d | tr '\n' ' ')
 [ -z "$twice" ] || complain "names used by more than one source: $twice"
-echo "${#files[@]} files, $failures complaints"
+echo "${#present[@]} files, $failures complaints"
 [ $failures -eq 0 ]

@@ -310,7 +310,8 @@ template <bool ONCE, class T> __device__ __forceinline__ void store_word(T *to, 
     *to = bits;
 }
 
-// Whole words where the target allows it (`wide`), else column by column as far as the row goes.
+// Whole words where the target allows it (`wide`), else column by column as far as the row goes. ONCE counts for words
+// of up to 16 bytes; what is wider, or stored by columns, is stored as usual.
 template <class Cell, int VE, bool ONCE = false>
 __device__ __forceinline__ void store_cells(char *row, int64_t column, int64_t dim, const Cell *cells, bool wide)
 {
