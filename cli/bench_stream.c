@@ -10,6 +10,8 @@
 static const way read_ways[] = {
   {"no prefetch", FETCH_NONE, 0, 1},    {"L1, 8 lines", FETCH_L1, 8, 1},      {"L1, 32 lines", FETCH_L1, 32, 1},
   {"L2, 32 lines", FETCH_L2, 32, 1},    {"L2, 64 lines", FETCH_L2, 64, 1},    {"once, 32 lines", FETCH_ONCE, 32, 1},
+  {"2 streams", FETCH_NONE, 0, 2},      {"2 streams, L1, 32 lines", FETCH_L1, 32, 2},
+  {"4 streams", FETCH_NONE, 0, 4},      {"4 streams, L1, 8 lines", FETCH_L1, 8, 4},
 };
 
 static const way copy_ways[] = {

@@ -31,7 +31,7 @@ typedef struct way {
   fetch hint;
   int ahead; /* rows (gather, update) or lines (read, copy) between prefetch and use */
   int group; /* rows whose prefetches are issued together; BESIDE; -n: n rows are read abreast, a few lines of each in turn;
-              * of copies and fills, the kind of stores */
+              * of copies and fills, the kind of stores; of reads, the streams */
 } way;
 
 enum { BESIDE = 0 }; /* each line of a later row with the line of this one that lies where it does */
@@ -178,16 +178,16 @@ FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int
 {
   const stream_job *job = p->job;
   const int64_t *indices = job->indices, stride = job->stride, ahead = p->way->ahead;
+  line_words a = {0}, b = {0}; /* few instructions: what waits beyond the CPU's window asks for nothing */
   for (int64_t n = p->from; n < p->to; n++) {
     char *row = job->memory + indices[n] * stride;
     const char *later = job->memory + indices[n + ahead < p->to ? n + ahead : n] * stride;
     int64_t at = 0;
     for (; at + LINE <= row_bytes; at += LINE) {
       fetch_line(later + at, hint);
-      IN_ORDER;
       if (updates) update_row(row + at, LINE, nothing);
-      else if (at / LINE % 2) sum->b ^= *(const line_words *)(row + at);
-      else sum->a ^= *(const line_words *)(row + at);
+      else if (at / LINE % 2) b ^= *(const line_words *)(row + at);
+      else a ^= *(const line_words *)(row + at);
     }
     if (at == row_bytes) continue;
     fetch_line(later + at, hint);
@@ -195,6 +195,8 @@ FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int
     if (updates) update_row(row + at, row_bytes - at, nothing);
     else fold_short(sum, row + at, row_bytes - at);
   }
+  sum->a ^= a;
+  sum->b ^= b;
 }
 
 /* The row sizes of the cases as constants too, which brings up to half as much again for rows of a line or two. */
@@ -229,14 +231,19 @@ FORCED void visit_rows_beside_by_size(const piece *p, folded *sum, uint64_t noth
   }
 }
 
+/* In one stream or in several at once, each of which the CPU's own prefetcher follows. */
 FORCED void read_lines(const piece *p, folded *sum, fetch hint)
 {
+  enum { STEP = 4 * LINE };
   const char *memory = p->job->memory;
-  int64_t ahead = p->way->ahead * LINE;
-  for (int64_t at = p->from; at < p->to; at += 4 * LINE) {
-    for (int64_t line = 0; line < 4 * LINE; line += LINE) fetch_line(memory + at + ahead + line, hint);
-    fold_row(sum, memory + at, p->to - at < 4 * LINE ? p->to - at : 4 * LINE, 0);
-  }
+  const int64_t ahead = p->way->ahead * LINE, streams = p->way->group;
+  const int64_t each = (p->to - p->from) / streams / STEP * STEP, rest = p->from + streams * each;
+  for (int64_t at = p->from; at < p->from + each; at += STEP)
+    for (int64_t s = 0; s < streams; s++) {
+      for (int64_t line = 0; line < STEP; line += LINE) fetch_line(memory + at + s * each + ahead + line, hint);
+      fold_row(sum, memory + at + s * each, STEP, 0);
+    }
+  for (int64_t at = rest; at < p->to; at += STEP) fold_row(sum, memory + at, p->to - at < STEP ? p->to - at : STEP, 0);
 }
 
 FORCED void store_line(char *target, const line_words *line, int past_caches)
