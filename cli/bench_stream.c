@@ -60,6 +60,9 @@ static const way gather_ways[] = {
   {"L2, 8 rows abreast, 16 ahead", FETCH_L2, 16, -8},
   {"L2, 8 rows abreast, 32 ahead", FETCH_L2, 32, -8},
   {"L2, 4 rows abreast, 8 ahead", FETCH_L2, 8, -4},
+  {"L1, 8 ahead, beside", FETCH_L1, 8, BESIDE},
+  {"L1, 16 ahead, beside", FETCH_L1, 16, BESIDE},
+  {"L1, 64 ahead, beside", FETCH_L1, 64, BESIDE},
 };
 
 static const way update_ways[] = {
@@ -77,6 +80,7 @@ static const way update_ways[] = {
   {"to write, groups of 16", FETCH_WRITE, 16, 16},
   {"L2, 4 ahead, line by line", FETCH_L2, 4, -1},
   {"L2, 8 rows abreast, 16 ahead", FETCH_L2, 16, -8},
+  {"L1, 16 ahead, beside", FETCH_L1, 16, BESIDE},
 };
 
 #define WAYS(list) {list, (int)(sizeof list / sizeof *list)}
@@ -105,6 +109,10 @@ FORCED void do_rows(const piece *p, folded *sum, uint64_t nothing, int updates)
 {
   if (p->way->group < 0) {
     visit_rows_abreast(p, sum, nothing, updates, FETCH_L2);
+    return;
+  }
+  if (p->way->group == BESIDE) {
+    visit_rows_beside_by_size(p, sum, nothing, updates, FETCH_L1);
     return;
   }
   switch (p->way->hint) {

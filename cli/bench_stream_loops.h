@@ -30,9 +30,11 @@ typedef struct way {
   const char *name;
   fetch hint;
   int ahead; /* rows (gather, update) or lines (read, copy) between prefetch and use */
-  int group; /* rows whose prefetches are issued together; -n: n rows are read abreast, a few lines of each in turn; of
-              * copies and fills, the kind of stores */
+  int group; /* rows whose prefetches are issued together; BESIDE; -n: n rows are read abreast, a few lines of each in turn;
+              * of copies and fills, the kind of stores */
 } way;
+
+enum { BESIDE = 0 }; /* each line of a later row with the line of this one that lies where it does */
 
 enum { CACHED = 0, PAST_CACHES = 1, LIBRARY = 2 }; /* kinds of stores */
 
@@ -170,6 +172,31 @@ FORCED void visit_rows(const piece *p, folded *sum, uint64_t nothing, int update
   }
 }
 
+/* Every line of a row has the same line of a later row fetched in front of it: best where a prefetch that finds no free buffer
+ * holds up what follows (Zen 3: 1.5 times any other way). */
+FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int64_t row_bytes)
+{
+  const stream_job *job = p->job;
+  const int64_t *indices = job->indices, stride = job->stride, ahead = p->way->ahead;
+  for (int64_t n = p->from; n < p->to; n++) {
+    char *row = job->memory + indices[n] * stride;
+    const char *later = job->memory + indices[n + ahead < p->to ? n + ahead : n] * stride;
+    int64_t at = 0;
+    for (; at + LINE <= row_bytes; at += LINE) {
+      fetch_line(later + at, hint);
+      IN_ORDER;
+      if (updates) update_row(row + at, LINE, nothing);
+      else if (at / LINE % 2) sum->b ^= *(const line_words *)(row + at);
+      else sum->a ^= *(const line_words *)(row + at);
+    }
+    if (at == row_bytes) continue;
+    fetch_line(later + at, hint);
+    fetch_line(later + row_bytes - 1, hint);
+    if (updates) update_row(row + at, row_bytes - at, nothing);
+    else fold_short(sum, row + at, row_bytes - at);
+  }
+}
+
 /* The row sizes of the cases as constants too, which brings up to half as much again for rows of a line or two. */
 #define USUAL_ROW_BYTES(X) \
   X(4) X(12) X(20) X(32) X(64) X(68) X(128) X(136) X(200) X(256) X(400) X(512) X(1024)
@@ -185,6 +212,20 @@ FORCED void visit_rows_by_size(const piece *p, folded *sum, uint64_t nothing, in
 #undef X
   default:
     visit_rows(p, sum, nothing, updates, hint, p->job->row_bytes);
+  }
+}
+
+FORCED void visit_rows_beside_by_size(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint)
+{
+  switch (p->job->row_bytes) {
+#define X(bytes)                                                 \
+  case bytes:                                                    \
+    visit_rows_beside(p, sum, nothing, updates, hint, bytes);    \
+    break;
+    USUAL_ROW_BYTES(X)
+#undef X
+  default:
+    visit_rows_beside(p, sum, nothing, updates, hint, p->job->row_bytes);
   }
 }
 

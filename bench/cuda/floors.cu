@@ -77,10 +77,10 @@ template <class Launch> static double time_of(Data &d, Launch launch)
 struct Case {
   Data &d;
   const char *name;
-  bool all, followed;
+  bool all;
   double best = 1e30;
   char how[64] = "";
-  Case(Data &d, const char *name, bool all, bool followed = false) : d(d), name(name), all(all), followed(followed) {}
+  Case(Data &d, const char *name, bool all) : d(d), name(name), all(all) {}
   template <class Launch> void shape(const char *text, Launch launch)
   {
     double us = time_of(d, launch);
@@ -127,15 +127,15 @@ template <int LANES, int FLIGHT, int HINT, int THREADS, int OFFSETS> static void
 {
   static const char *how[] = {"", ", offsets first", ", offsets guessed"};
   char text[64];
-  snprintf(text, sizeof text, "%d in flight, %d a block%s%s", FLIGHT, THREADS, HINT ? ", dropped" : "", how[OFFSETS]);
+  static const char *hints[] = {"", ", no L1", ", kept in L1", ", dropped from L2"};
+  snprintf(text, sizeof text, "%d in flight, %d a block%s%s", FLIGHT, THREADS, hints[HINT], how[OFFSETS]);
   c.shape(text, [&] {
     few_bags<LANES, FLIGHT, HINT, THREADS, OFFSETS>
         <<<1024 / (THREADS / LANES / 4), THREADS, 0, c.d.stream>>>(index, c.d.offsets, c.d.table, c.d.other);
-    if (c.followed) launch_follower(c.d.stream);
   });
 }
 
-// Fixed length; and offsets, where another kernel has to follow.
+// Fixed length; and offsets.
 template <int LANES> static void few_case(Data &d, const char *name, bool all, const int64_t *index)
 {
   char text[64];
@@ -148,14 +148,16 @@ template <int LANES> static void few_case(Data &d, const char *name, bool all, c
     try_few<LANES, 16, PLAIN, 256, NONE>(c, index);
     try_few<LANES, 8, DROP_L2, 128, NONE>(c, index);
     try_few<LANES, 16, DROP_L2, 128, NONE>(c, index);
+    try_few<LANES, 8, NO_L1, 256, NONE>(c, index);
   }
-  Case c(d, name, all, true);
+  Case c(d, name, all);
   try_few<LANES, 16, PLAIN, 128, FIRST>(c, index);
   try_few<LANES, 16, PLAIN, 128, GUESSED>(c, index);
   try_few<LANES, 8, PLAIN, 128, FIRST>(c, index);
   try_few<LANES, 8, PLAIN, 128, GUESSED>(c, index);
   try_few<LANES, 16, DROP_L2, 128, GUESSED>(c, index);
   try_few<LANES, 8, DROP_L2, 128, GUESSED>(c, index);
+  try_few<LANES, 8, NO_L1, 256, GUESSED>(c, index);
 }
 
 template <int LANES, int FLIGHT, int HINT, int THREADS> static void try_ones(Case &c, const int64_t *index)
@@ -166,25 +168,21 @@ template <int LANES, int FLIGHT, int HINT, int THREADS> static void try_ones(Cas
   c.shape(text, [&] {
     ones<LANES, FLIGHT, HINT, THREADS>
         <<<ONES / (THREADS / LANES * FLIGHT), THREADS, 0, c.d.stream>>>(index, c.d.table, c.d.other, (int)ONES);
-    if (c.followed) launch_follower(c.d.stream);
   });
 }
 
-// Without offsets (a lookup); and with another kernel that follows.
+// Without offsets, as in a lookup.
 template <int LANES> static void ones_case(Data &d, const char *name, bool all, const int64_t *index)
 {
-  for (int followed = 0; followed < 2; followed++) {
-    char text[64];
-    snprintf(text, sizeof text, "%s%s", name, followed ? "" : "-fixed");
-    Case c(d, text, all, followed);
-    try_ones<LANES, 1, PLAIN, 256>(c, index);
-    try_ones<LANES, 2, PLAIN, 256>(c, index);
-    try_ones<LANES, 4, PLAIN, 128>(c, index);
-    try_ones<LANES, 4, PLAIN, 256>(c, index);
-    try_ones<LANES, 8, PLAIN, 128>(c, index);
-    try_ones<LANES, 4, NO_L1, 128>(c, index);
-    try_ones<LANES, 4, DROP_L2, 256>(c, index);
-  }
+  Case c(d, name, all);
+  try_ones<LANES, 1, PLAIN, 256>(c, index);
+  try_ones<LANES, 2, PLAIN, 256>(c, index);
+  try_ones<LANES, 4, PLAIN, 128>(c, index);
+  try_ones<LANES, 4, PLAIN, 256>(c, index);
+  try_ones<LANES, 8, PLAIN, 128>(c, index);
+  try_ones<LANES, 4, NO_L1, 128>(c, index);
+  try_ones<LANES, 8, NO_L1, 256>(c, index);
+  try_ones<LANES, 4, DROP_L2, 256>(c, index);
 }
 
 template <int LANES, int COLUMNS, int FLIGHT, bool ADDS> static void try_runs(Case &c, int count)

@@ -118,30 +118,11 @@ __global__ void __launch_bounds__(128, EACH) bags(const int64_t *index, const ui
 
 enum Offsets { NONE, FIRST, GUESSED };
 
-// What follows where only the device knows whether a bag is long: a kernel that waits for the one before it.
-__global__ void follow() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void let_follow() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-static void launch_follower(cudaStream_t stream)
-{
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(1);
-  config.blockDim = dim3(32);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  must(cudaLaunchKernelEx(&config, follow), "launching");
-}
-
 template <int LANES, int FLIGHT, int HINT, int THREADS, int OFFSETS>
 __global__ void __launch_bounds__(THREADS)
     few_bags(const int64_t *index, const int64_t *offsets, const uint4 *table, uint4 *out)
 {
   __shared__ uint4 parts[THREADS];
-  let_follow();
   int lane = (int)threadIdx.x % LANES, team = (int)threadIdx.x / LANES, quarter = team % 4;
   int64_t bag = blockIdx.x * (THREADS / LANES / 4) + team / 4, start = bag * 64;
   enum { HELD = LANES < 16 ? 16 / LANES : 1 };
@@ -172,7 +153,6 @@ __global__ void __launch_bounds__(THREADS) ones(const int64_t *index, const uint
       first = (int)blockIdx.x * teams * FLIGHT + (int)threadIdx.x / LANES;
   uint32_t name[FLIGHT];
   uint4 row[FLIGHT];
-  let_follow();
 #pragma unroll
   for (int i = 0; i < FLIGHT; i++) name[i] = (uint32_t)__ldg(index + first + i * teams);
 #pragma unroll

@@ -79,7 +79,7 @@ ranks() {
   } | together && grep -hE "PASSED|cases on" "$logs"/nccl*.log "$logs"/threads*.log
 }
 
-large() { "$BUILD/tests/gpu/gpu_large"; }
+large() { "$BUILD/tests/gpu/gpu_guess" && "$BUILD/tests/gpu/gpu_large"; }
 
 verify() { "$BUILD/sheaf" verify tests/vectors --device cuda; }
 

@@ -9,6 +9,7 @@
 
 #define VEC_ISA avx2
 #define VEC_ARCH SHEAF_ARCH_AVX2
+#define VEC_ASKS_BESIDE 1 /* see ASK_BESIDE */
 
 /* Words that differ between float and double only in the suffix of their instruction. */
 #if ELEMENT_WIDE
@@ -37,6 +38,7 @@ typedef vec vmask;
 
 FORCE_INLINE vint first_lanes(int lanes) { return INT_WORD(cmpgt)(vint_splat(lanes), lane_numbers()); }
 #define LOAD_AFTER(pointer, x) __asm__("" : "+r"(pointer) : "x"(x))
+#define FETCH_BEFORE(pointer, line) __asm__ volatile("prefetcht0 %1" : "+r"(pointer) : "m"(*(const char *)(line)))
 FORCE_INLINE unsigned equal_32(const void *p, __m256i wanted)
 {
   __m256i equal = _mm256_cmpeq_epi32(_mm256_loadu_si256(p), wanted);
@@ -264,11 +266,10 @@ FORCE_INLINE __m256i plus_zero_16(const uint16_t *p, short infinity, short quiet
 FORCE_INLINE vec bytes_widen(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
 FORCE_INLINE vec u8_load(const uint8_t *p) { return bytes_widen(_mm_loadl_epi64((const void *)p)); }
 FORCE_INLINE vec u8_load_part(const uint8_t *p, int lanes) { return bytes_widen(part_load(p, lanes)); }
-FORCE_INLINE vec nibbles_widen(__m128i bytes)
+FORCE_INLINE vec nibbles_widen(int32_t eight)
 {
-  __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
-  __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
-  return bytes_widen(_mm_unpacklo_epi8(low, high));
+  const __m256i each = _mm256_srlv_epi32(_mm256_set1_epi32(eight), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+  return _mm256_cvtepi32_ps(_mm256_and_si256(each, _mm256_set1_epi32(15)));
 }
 typedef struct nibble_code {
   vec scale, bias;
@@ -279,13 +280,14 @@ FORCE_INLINE nibble_code nibble_code_of(acc scale, acc bias)
 }
 FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column, nibble_code code)
 {
-  int32_t four;
-  memcpy(&four, row + column / 2, 4);
-  return vec_fma(nibbles_widen(_mm_cvtsi32_si128(four)), code.scale, code.bias);
+  int32_t eight;
+  memcpy(&eight, row + column / 2, 4);
+  return vec_fma(nibbles_widen(eight), code.scale, code.bias);
 }
 FORCE_INLINE vec u4_load_part(const uint8_t *row, int64_t column, int lanes, nibble_code code)
 {
-  return vec_fma(nibbles_widen(part_load(row + column / 2, (lanes + 1) / 2)), code.scale, code.bias);
+  const int32_t eight = _mm_cvtsi128_si32(part_load(row + column / 2, (lanes + 1) / 2));
+  return vec_fma(nibbles_widen(eight), code.scale, code.bias);
 }
 #endif
 

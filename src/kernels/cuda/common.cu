@@ -26,9 +26,8 @@ __device__ __forceinline__ void copy_some(const CopyTask &t, const Index *index,
 #pragma unroll
   for (int i = 0; i < ROWS_IN_FLIGHT; i++) {
     uint64_t row = (uint64_t)named[i] - (uint64_t)t.row_begin;
-    memset(&bits[i], 0, sizeof bits[i]);
-    if (row < (uint64_t)t.rows && named[i] >= 0 && (int64_t)named[i] != t.padding)
-      bits[i] = __ldg((const W *)(source + times((int64_t)row, t.source.row_stride)));
+    bool there = row < (uint64_t)t.rows && named[i] >= 0 && (int64_t)named[i] != t.padding;
+    bits[i] = load_if<sizeof(W)>(source + times((int64_t)row, t.source.row_stride), there);
   }
 #pragma unroll
   for (int i = 0; i < ROWS_IN_FLIGHT; i++)
@@ -47,6 +46,33 @@ __global__ void __launch_bounds__(BLOCK, 7) copy_usual(const __grid_constant__ C
   if (column >= t.row_bytes) return;
   copy_some<W, Index, true>(t, (const Index *)t.index.data, t.source.data + column, t.target.data + column,
                             (int64_t)blockIdx.x * (unsigned)(rowers * ROWS_IN_FLIGHT) + rower, rowers);
+}
+
+// The same for rows that eight lanes share: a warp takes 32 neighbours, each lane finds out where one of them lies, and rows
+// go past the first level of the cache.
+enum { SHORT_BITS = 3, SHORT_LANES = 1 << SHORT_BITS, SHORT_ROWERS = WARP / SHORT_LANES };
+
+template <class Index> __global__ void __launch_bounds__(BLOCK, 4) copy_short(const __grid_constant__ CopyTask t)
+{
+  begin_kernel();
+  uint32_t lane = threadIdx.x % WARP, rower = lane / SHORT_LANES, column = lane % SHORT_LANES * sizeof(uint4);
+  int64_t first = (int64_t)blockIdx.x * BLOCK + threadIdx.x / WARP * WARP;
+  int64_t named = first + lane < t.entries ? (int64_t)__ldg((const Index *)t.index.data + first + lane) : -1;
+  uint64_t row = (uint64_t)named - (uint64_t)t.row_begin;
+  uint32_t name = row < (uint64_t)t.rows && named >= 0 && named != t.padding ? (uint32_t)row : no_row<true>();
+  bool active = column < t.row_bytes;
+  uint4 bits[SHORT_LANES];
+#pragma unroll
+  for (int i = 0; i < SHORT_LANES; i++) {
+    uint32_t from = __shfl_sync(0xffffffffu, name, i * SHORT_ROWERS + rower);
+    bits[i] = load_past(t.source.data + column + Ref<true>::offset(from, t.source.row_stride),
+                        active && from != no_row<true>());
+  }
+#pragma unroll
+  for (int i = 0; i < SHORT_LANES; i++) {
+    int64_t entry = first + i * SHORT_ROWERS + rower;
+    if (active && entry < t.entries) __stcs((uint4 *)(t.target.data + column + entry * t.target.row_stride), bits[i]);
+  }
 }
 
 // One problem of the batch to each plane of the grid.
@@ -80,6 +106,15 @@ template <class W> static void copy_as(Launcher &l, CopyTask t)
   grid.z = (unsigned)(t.batch < 65535 ? t.batch : 65535);
   bool usual = t.batch == 1 && grid.x == blocks && grid.y == t.tiles && t.rows <= UINT32_MAX &&
                t.entries <= UINT32_MAX && t.source.row_stride <= UINT32_MAX && t.target.row_stride <= UINT32_MAX;
+  if constexpr (sizeof(W) == sizeof(uint4)) {
+    bool is_short = usual && t.lane_bits == SHORT_BITS && t.tiles == 1;
+    auto send_short = [&](bool wanted, void (*kernel)(CopyTask)) {
+      if (l.loading || wanted) launch(l, kernel, grid_of((t.entries + BLOCK - 1) / BLOCK, 1), BLOCK, 0, t);
+    };
+    send_short(is_short && !t.index_wide, copy_short<int>);
+    send_short(is_short && t.index_wide, copy_short<long long>);
+    if (is_short && !l.loading) return;
+  }
   auto send = [&](bool wide_index, bool is_usual, void (*kernel)(CopyTask)) {
     if (l.loading || ((bool)t.index_wide == wide_index && usual == is_usual)) launch(l, kernel, grid, BLOCK, 0, t);
   };

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "core/device_api.h"
+#include "guess.cuh"
 #include "rows.cuh"
 #include "runs.cuh"
 #include "stream.cuh"
@@ -186,6 +187,8 @@ LongList list_in(char *memory, int64_t entries, int64_t least);
 void empty_list(Launcher &l, const LongList &list);
 // Lists the groups of a task that have more than `longest` places.
 void list_long(Launcher &l, const Task &t, int64_t longest);
+// What no other run of this process has (see arrive_marked). 0, which is no mark, where a graph is made, which runs again and again.
+uint64_t new_mark(const Launcher &l);
 
 // counts[p * groups + s]: rows of each segment, ids in any order.
 struct CountTask {

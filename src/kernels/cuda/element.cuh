@@ -90,6 +90,18 @@ template <> __device__ __forceinline__ uint8_t load_if<1>(const char *p, bool th
   return (uint8_t)w;
 }
 
+// The same past the first level of the cache, which has no room for all that is in flight where everything is asked for at
+// once.
+__device__ __forceinline__ uint4 load_past(const char *p, bool there)
+{
+  uint4 w;
+  asm("{\n.reg .pred q;\nsetp.ne.u32 q, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@q ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(w.x), "=&r"(w.y), "=&r"(w.z), "=&r"(w.w)
+      : "l"(__cvta_generic_to_global(p)), "r"((unsigned)there));
+  return w;
+}
+
 // ---- What the second-level cache should keep ----
 
 // Rows that are read once should not push out those that are read again and again. (Stores that ask for the same made
@@ -199,6 +211,14 @@ template <class E, int VE> struct Columns {
     else
       word = load_if<BYTES>(row, there);
   }
+  // The same past the first level.
+  __device__ __forceinline__ void fetch_past(const char *row, int64_t column, int64_t dim, bool there)
+  {
+    if constexpr (BYTES == 16)
+      word = load_past(row + column * (int64_t)sizeof(typename E::cell), there);
+    else
+      fetch(row, column, dim, there);
+  }
   __device__ __forceinline__ void get(typename E::best *x) const { memcpy(x, &word, sizeof word); }
   __device__ __forceinline__ void values(typename E::acc *x) const
   {
@@ -237,6 +257,10 @@ template <int VE> struct Columns<INT8, VE> {
 #pragma unroll
     for (int j = 0; j < VE; j++) x[j] = fused((float)((uint32_t)word >> (8 * j) & 255), scale, bias);
   }
+  __device__ __forceinline__ void fetch_past(const char *row, int64_t column, int64_t dim, bool there)
+  {
+    fetch(row, column, dim, there);
+  }
   __device__ __forceinline__ void get(float *x) const { values(x); }
 };
 
@@ -256,6 +280,10 @@ template <int VE> struct Columns<INT4, VE> {
   {
 #pragma unroll
     for (int j = 0; j < VE; j++) x[j] = fused((float)((uint32_t)word >> (4 * j) & 15), scale, bias);
+  }
+  __device__ __forceinline__ void fetch_past(const char *row, int64_t column, int64_t dim, bool there)
+  {
+    fetch(row, column, dim, there);
   }
   __device__ __forceinline__ void get(float *x) const { values(x); }
 };

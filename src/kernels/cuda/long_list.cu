@@ -1,4 +1,6 @@
 // long_list.cu: the memory of the list that long_list.cuh fills, and the kernel that lists all long groups of a task at once.
+#include <chrono>
+
 #include "cuda_impl.h"
 #include "stamp.cuh"
 
@@ -28,6 +30,15 @@ static int64_t lay_out_list(LongList &list, char *memory)
     at += shf_align64(list.room[k] * (int64_t)sizeof(LongItem));
   }
   return at;
+}
+
+uint64_t new_mark(const Launcher &l)
+{
+  // Counted from somewhere, since memory may hold small numbers, or what another process has left.
+  static std::atomic<uint64_t> last{(uint64_t)std::chrono::steady_clock::now().time_since_epoch().count() << 16};
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+  if (cudaStreamIsCapturing(l.stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return 0;
+  return (last += 2) | 1;
 }
 
 int64_t list_bytes(int64_t entries, int64_t least)

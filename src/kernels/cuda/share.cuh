@@ -57,8 +57,9 @@ __device__ __forceinline__ char *slot_at(const Task &t, const LongGroup &g, int6
   return t.slots + (g.slot + chunk) * t.slot_bytes;
 }
 
-// Counts an arrival; what the rower's lanes have stored is seen by who comes later.
-__device__ __forceinline__ unsigned arrive(unsigned *arrived)
+// Counts an arrival, and returns how many came before; what the rower's lanes have stored is seen by who comes later. Counts
+// begin at 0, since the kernel before has made them ready (claim_slots).
+__device__ __forceinline__ unsigned arrive(unsigned long long *arrived)
 {
   unsigned before;
   asm volatile("atom.release.gpu.global.add.u32 %0, [%1], 1;"
@@ -68,10 +69,28 @@ __device__ __forceinline__ unsigned arrive(unsigned *arrived)
   return before;
 }
 
+// The same in a run with a mark, where nobody has, and memory may hold anything: a count is there only if the mark, which no
+// other run has, is in front of it.
+__device__ __forceinline__ unsigned arrive_marked(unsigned long long *arrived, uint64_t of_run)
+{
+  enum { COUNT_BITS = 8 };
+  unsigned long long mark = of_run << COUNT_BITS, found = 0, before, count;
+  do {
+    before = found;
+    count = before >> COUNT_BITS == mark >> COUNT_BITS ? before - mark : 0;
+    asm volatile("atom.release.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(found)
+                 : "l"(__cvta_generic_to_global(arrived)), "l"(before), "l"(mark + count + 1)
+                 : "memory");
+  } while (found != before);
+  return (unsigned)count;
+}
+
 // A chunk's term climbs the tree. It goes to its slot, and the rower that comes last of sixteen (all are counted in the
 // head of their first slot) folds them in order and goes on to the next level with the sum; who arrives at the top
-// stores the result. Who that is depends on time, the order of additions does not.
-template <class E, int VE, class Op>
+// stores the result. Who that is depends on time, the order of additions does not. (In a run with a mark, where this is the
+// exception, no more registers are taken than the rest needs.)
+template <class E, int VE, class Op, bool MARKED = false>
 __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGroup &g, int64_t chunk, const Spot &at,
                                       typename Op::Result term)
 {
@@ -86,12 +105,13 @@ __device__ __forceinline__ void climb(const Task &t, const Team &m, const LongGr
     __syncwarp(m.mask);
     unsigned before = 0;
     // A node of several terms spans more than `level` slots, so that levels count in different heads.
-    if (m.lane == 0) before = arrive(&slot_head(slot_at(t, g, first + level), at.tile)->arrived);
+    unsigned long long *arrived = &slot_head(slot_at(t, g, first + level), at.tile)->arrived;
+    if (m.lane == 0) before = MARKED ? arrive_marked(arrived, t.mark) : arrive(arrived);
     before = __shfl_sync(m.mask, before, 0, m.lanes);
     if (before + 1 != (unsigned)siblings) return;
     __threadfence();
     term.start();
-#pragma unroll 4
+#pragma unroll(MARKED ? 1 : 4)
     for (int i = 0; i < siblings; i++) {
       typename Op::Result next;
       next.load(t, slot_at(t, g, first + i * stride), at);

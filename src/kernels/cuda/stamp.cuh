@@ -159,8 +159,33 @@ template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, Ta
   if (seeks && !l.loading) launch_sought<E, VE, Op, USUAL>(l, t);
 }
 
+// Sums of bags that may well be of one length: few of them, or many of one row. Returns whether it has launched them.
+template <class E, int VE> bool launch_guessed(Launcher &l, Task t)
+{
+  bool little = is_little(t), seeks = t.slot_count == 0 || t.chunk_bits > 0;
+  bool guessed = t.sink == SINK_SUM && t.guess_length > 0 && t.guess_length <= SHF_CHUNK && t.groups > 0 && seeks &&
+                 t.lane_bits >= LEAST_GUESS_BITS && t.tiles <= 65535 && (little || t.guess_length == 1);
+  guessed = guessed && t.dim <= UINT32_MAX && t.slot_bytes <= UINT32_MAX;
+  if (!guessed && !l.loading) return false;
+  bool leaves = t.slot_count > 0 && !l.loading;
+  GuessTask p = guess_task_of(t, leaves ? new_mark(l) : 0);
+  int64_t rowers = BLOCK >> t.lane_bits, each = little ? rowers >> t.split_bits : rowers * ONES;
+  dim3 grid = grid_of((t.groups + each - 1) / each, t.tiles);
+  auto send = [&](int lane_bits, void (*few)(GuessTask), void (*ones)(GuessTask)) {
+    if (l.loading || (t.lane_bits == lane_bits && little)) launch(l, few, grid, BLOCK, 0, p);
+    if (l.loading || (t.lane_bits == lane_bits && !little)) launch(l, ones, grid, BLOCK, 0, p);
+  };
+  send(3, sum_few<E, VE, 3>, sum_ones<E, VE, 3>);
+  send(4, sum_few<E, VE, 4>, sum_ones<E, VE, 4>);
+  send(5, sum_few<E, VE, 5>, sum_ones<E, VE, 5>);
+  if (leaves && !p.mark) launch_sought<E, VE, Sum<E, VE>, BY_INDEX>(l, t);
+  return !l.loading;
+}
+
 template <class E, int VE, class Op, int USUAL> void launch_groups_as(Launcher &l, Task t)
 {
+  if constexpr (USUAL == BY_INDEX && Op::TAKES_COEFFICIENTS)
+    if (launch_guessed<E, VE>(l, t)) return;
   bool little = is_little(t);
   if (little || l.loading) {
     int64_t teams = BLOCK >> (t.lane_bits + t.split_bits), groups = t.groups * t.batch;

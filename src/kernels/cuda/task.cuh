@@ -97,6 +97,7 @@ struct Task {
   // slots of long groups
   char *slots;
   int64_t slot_bytes, slot_count; // 0: no group can be long
+  uint64_t mark;                  // of the run, where nobody makes slots ready (see arrive_marked); 0: somebody does
   LongList list;
   int awaits; // a kernel before this one in the run finds where groups begin, or makes them, and empties the list
   // launch

@@ -19,8 +19,8 @@ struct Spot {
 // A slot: a head for every tile of columns, then the columns.
 struct SlotHead {
   double weight;
-  int64_t counted;  // entries; or the first place of an extreme
-  unsigned arrived; // terms of the node that begins here (see climb)
+  int64_t counted;            // entries; or the first place of an extreme
+  unsigned long long arrived; // terms of the node that begins here (see arrive)
 };
 __host__ __device__ __forceinline__ int64_t slot_head_bytes(int64_t dim) { return (dim / 8 + 1) * sizeof(SlotHead); }
 
@@ -131,6 +131,20 @@ template <class E, int VE> struct Sum {
       if (empty) x[j] = (acc)t.empty;
     }
     Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
+  }
+
+  // The same for a plain sum, which the cache need not keep.
+  __device__ __forceinline__ void finish_once(const Task &t, int64_t group, const Spot &at) const
+  {
+    char *row = target_row(t, t.target, 0, group, E::QUANTISED ? 1 : sizeof(typename E::cell));
+    acc x[VE];
+#pragma unroll
+    for (int j = 0; j < VE; j++) x[j] = v[j] + acc(0);
+    if (!at.active) return;
+    if constexpr (E::QUANTISED)
+      Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
+    else
+      Out<E, VE>::template store<true>(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
   }
 };
 
