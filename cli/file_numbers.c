@@ -101,7 +101,8 @@ bool numbers_differ(sheaf_dtype from, const void *data, sheaf_dtype to, const vo
 {
   double before = number_at(from, data, position), after = number_at(to, out, position);
   if (from != SHEAF_I64 || !is_float_dtype(to)) return before != after && !(isnan(before) && isnan(after));
-  return !(after >= -0x1p63 && after < 0x1p63) || (int64_t)after != ((const int64_t *)data)[position];
+  const double past = 0x1p63; /* the first that is too large for an i64 */
+  return !(after >= -past && after < past) || (int64_t)after != ((const int64_t *)data)[position];
 }
 
 bool numbers_convert(sheaf_dtype from, const void *data, sheaf_dtype to, void *out, int64_t count)

@@ -111,14 +111,14 @@ typedef struct array {
   Py_buffer buffer; /* buffer.obj NULL: none */
   DLTensor dl;
   int64_t extents[MAX_RANK + 1], steps[MAX_RANK + 1]; /* in elements */
-  int whole_rank;                 /* TAKE_FLAT: its own shape, */
-  int64_t whole_shape[MAX_RANK];  /* while dl is a matrix */
+  int64_t whole_shape[MAX_RANK]; /* TAKE_FLAT: its own shape, of whole_rank extents, while dl is a matrix */
+  int whole_rank;
   sheaf_dtype dtype;
   array_kind kind;
+  int readonly;
   const dl_exchange *exchange;
   void *stream;    /* KIND_OTHER on a device: where its framework works, */
   int stream_said; /* if it says so */
-  int readonly;
   int negated; /* PyTorch's bit that says so: the values in memory have the other sign */
 } array;
 
