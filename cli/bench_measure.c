@@ -79,12 +79,12 @@ static void start_probe(probe *p, const bench_data *data, stream_kind kind, bool
 
 /* ---- Which ways are best ------------------------------------------------------------------------------------- */
 
-/* Tries every way a few times in turn and keeps those whose best run was fastest: a disturbance only ever slows. After
- * two rounds only the ways that came near the best are tried on. */
+/* Tries every way a few times in turn; after two rounds only those whose best run came near the best of all. Of these the ones
+ * with the best medians are kept: among so many ways, one is bound to have had a lucky run. */
 static void choose_ways(probe *p, const bench_data *data, int *step)
 {
-  double best[MAX_WAYS] = {0}, top = 0;
-  int count = stream_variants(p->job.kind);
+  double rates[MAX_WAYS][TRIAL_ROUNDS], best[MAX_WAYS] = {0}, top = 0;
+  int count = stream_variants(p->job.kind), tried[MAX_WAYS] = {0}, most = 0;
   double start = bench_now();
   for (int round = 0; round < TRIAL_ROUNDS && (round < 2 || bench_now() - start < 1); round++)
     for (int way = 0; way < count; way++) {
@@ -93,7 +93,10 @@ static void choose_ways(probe *p, const bench_data *data, int *step)
       double rate = rate_once(&p->job, way);
       if (rate > best[way]) best[way] = rate;
       if (rate > top) top = rate;
+      rates[way][tried[way]++] = rate;
+      if (tried[way] > most) most = tried[way];
     }
+  for (int way = 0; way < count; way++) best[way] = tried[way] == most ? bench_median(rates[way], most) : 0;
   for (p->way_count = 0; p->way_count < CONTENDERS && p->way_count < count; p->way_count++) {
     int winner = 0;
     for (int way = 1; way < count; way++)
