@@ -84,7 +84,7 @@ static void start_probe(probe *p, const bench_data *data, stream_kind kind, bool
 static void choose_ways(probe *p, const bench_data *data, int *step)
 {
   double rates[MAX_WAYS][TRIAL_ROUNDS], best[MAX_WAYS] = {0}, top = 0;
-  int count = stream_variants(p->job.kind), tried[MAX_WAYS] = {0}, most = 0;
+  int count = stream_variants(p->job.kind) < MAX_WAYS ? stream_variants(p->job.kind) : MAX_WAYS, tried[MAX_WAYS] = {0}, most = 0;
   double start = bench_now();
   for (int round = 0; round < TRIAL_ROUNDS && (round < 2 || bench_now() - start < 1); round++)
     for (int way = 0; way < count; way++) {

@@ -15,16 +15,19 @@
 #include "support/environment.h"
 #include "support/problem_run.h"
 
-typedef enum offsets_are { AS_MADE, EQUAL, SPOILT } offsets_are;
+typedef enum offsets_are { AS_MADE, EQUAL, MOVED, SPOILT } offsets_are;
 
-/* Offsets of bags of one length, or such that are out of order: bags of nearly all entries, one over the other. */
+/* Offsets of bags of one length; the same but for every 32nd, moved by one: where one warp's bags end and the next one's begin;
+ * or such that are out of order: bags of nearly all entries, one over the other. */
 static void change_offsets(problem *p, offsets_are how)
 {
   problem_operand *offsets = &p->operand[AT_OFFSETS];
   const int64_t bags = p->spec.bags, count = p->spec.count;
   for (int64_t b = 0; how != AS_MADE && b < bags; b++) {
     const int64_t wild = b % 2 ? count - b % 1000 : b % 3000;
-    bit_store_index(offsets->dtype, operand_at(offsets, 0, 0, b), 0, how == EQUAL ? b * (count / bags) : wild);
+    const int64_t moved = how == MOVED && b > 0 && b % 32 == 0 ? (b % 64 ? 1 : -1) : 0;
+    const int64_t equal = b * (count / bags) + moved;
+    bit_store_index(offsets->dtype, operand_at(offsets, 0, 0, b), 0, how == SPOILT ? wild : equal);
   }
 }
 
@@ -32,7 +35,8 @@ static void change_offsets(problem *p, offsets_are how)
  * kind, or with offsets out of order, is launched again with another. */
 static void check_guesses(problem_spec spec, size_t from)
 {
-  static const offsets_are kinds[][2] = {{EQUAL, AS_MADE}, {AS_MADE, EQUAL}, {AS_MADE, AS_MADE}, {SPOILT, AS_MADE}};
+  static const offsets_are kinds[][2] = {{EQUAL, AS_MADE}, {AS_MADE, EQUAL}, {AS_MADE, AS_MADE},
+                                          {SPOILT, AS_MADE}, {EQUAL, MOVED},   {MOVED, MOVED}};
   for (size_t i = from; i < sizeof kinds / sizeof kinds[0]; i += 2) {
     problem *first = problem_make(&spec);
     if (!spec.has_padding) spec.seed += 1000; /* a graph has one padding index */

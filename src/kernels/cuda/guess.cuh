@@ -278,6 +278,7 @@ template <class E, int VE, int LANE_BITS>
 __global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::EACH) sum_ones(const __grid_constant__ GuessTask given)
 {
   enum { LANES = 1 << LANE_BITS, ROWERS = WARP / LANES, GROUPS = ROWERS * ONES, PAST = LANES * 16 <= 128 };
+  static_assert(GROUPS <= WARP, "each lane asks for one offset, the first for one more");
   const Task &t = task_of(given);
   begin_kernel();
   Team m = team_of(LANE_BITS, 0);
@@ -287,6 +288,8 @@ __global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::EACH) sum_ones(const __
   uint32_t end = (uint32_t)min((int64_t)first + GROUPS, t.groups), name = no_row<true>();
   Said said = {0, 0};
   if (first + lane <= end) said.ask(t, first + lane);
+  Said last = {0, 0}; // a warp of 32 groups has 33 ends
+  if (GROUPS >= WARP && lane == 0) last.ask(t, end);
   if (first + lane < end) name = (uint32_t)decode_place<E, true>(t, 0, first + lane).ref;
   Spot at = spot_of(t, m, blockIdx.y, VE);
   const char *base = lane_base<E>(t.source, at);
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::EACH) sum_ones(const __
     else
       row[i].fetch(from, E::QUANTISED ? at.column : 0, t.dim, there);
   }
-  if (__builtin_expect(__any_sync(0xffffffffu, said.differs()), 0)) {
+  if (__builtin_expect(__any_sync(0xffffffffu, said.differs() || last.differs()), 0)) {
     do_over<E, VE, LANE_BITS, true>(t, m, rower, ROWERS, first, end, nullptr, base, at);
     return;
   }
