@@ -114,21 +114,21 @@ FORCED void do_rows(const piece *p, folded *sum, uint64_t nothing, int updates)
     return;
   }
   if (p->way->group == BESIDE) {
-    visit_rows_beside_by_size(p, sum, nothing, updates, FETCH_L1);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, 1);
     return;
   }
   switch (p->way->hint) {
   case FETCH_NONE:
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_NONE);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_NONE, 0);
     break;
   case FETCH_L1:
     visit_rows(p, sum, nothing, updates, FETCH_L1, p->job->row_bytes);
     break;
   case FETCH_L2:
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L2);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L2, 0);
     break;
   case FETCH_MIXED:
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_MIXED);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_MIXED, 0);
     break;
   case FETCH_ONCE:
     visit_rows(p, sum, nothing, updates, FETCH_ONCE, p->job->row_bytes);

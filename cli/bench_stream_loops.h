@@ -203,31 +203,24 @@ FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int
 #define USUAL_ROW_BYTES(X) \
   X(4) X(12) X(20) X(32) X(64) X(68) X(128) X(136) X(200) X(256) X(400) X(512) X(1024)
 
-FORCED void visit_rows_by_size(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint)
+FORCED void visit_rows_of(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int64_t row_bytes,
+                          int beside)
 {
-  switch (p->job->row_bytes) {
-#define X(bytes)                                          \
-  case bytes:                                             \
-    visit_rows(p, sum, nothing, updates, hint, bytes);    \
-    break;
-    USUAL_ROW_BYTES(X)
-#undef X
-  default:
-    visit_rows(p, sum, nothing, updates, hint, p->job->row_bytes);
-  }
+  if (beside) visit_rows_beside(p, sum, nothing, updates, hint, row_bytes);
+  else visit_rows(p, sum, nothing, updates, hint, row_bytes);
 }
 
-FORCED void visit_rows_beside_by_size(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint)
+FORCED void visit_rows_by_size(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int beside)
 {
   switch (p->job->row_bytes) {
-#define X(bytes)                                                 \
-  case bytes:                                                    \
-    visit_rows_beside(p, sum, nothing, updates, hint, bytes);    \
+#define X(bytes)                                                     \
+  case bytes:                                                        \
+    visit_rows_of(p, sum, nothing, updates, hint, bytes, beside);    \
     break;
     USUAL_ROW_BYTES(X)
 #undef X
   default:
-    visit_rows_beside(p, sum, nothing, updates, hint, p->job->row_bytes);
+    visit_rows_of(p, sum, nothing, updates, hint, p->job->row_bytes, beside);
   }
 }
 
