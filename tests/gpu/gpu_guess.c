@@ -1,4 +1,4 @@
-/* gpu_guess.c: sums of bags that the device guesses to be of one length: the CPU's bits where they are, where they are not,
+/* gpu_guess.c: sums and means of bags that the device guesses to be of one length: the CPU's bits where they are, where they are not,
  * and where a graph is launched again after offsets that were out of order. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,40 +58,58 @@ static void check_guesses(problem_spec spec, size_t from)
   }
 }
 
+typedef struct shape {
+  int64_t count, bags, longest;
+} shape;
+
+/* The i-th problem of one shape; all types and all that can be asked for come in turn. */
+static problem_spec spec_of(int i, sheaf_embedding_kind kind, shape of, int64_t dim)
+{
+  static const sheaf_dtype types[] = {SHEAF_F32, SHEAF_F64, SHEAF_F16, SHEAF_BF16, SHEAF_INT8, SHEAF_INT4};
+  const sheaf_dtype dtype = types[i / 6 % 6];
+  const sheaf_dtype out = i % 3 ? SHEAF_F32 : SHEAF_F16;
+  return (problem_spec){.category = SHEAF_CATEGORY_EMBEDDING,
+                        .kind = kind,
+                        .dtype = dtype,
+                        .index_dtype = i % 2 ? SHEAF_I32 : SHEAF_I64,
+                        .count = of.count,
+                        .dim = dim,
+                        .rows = 5000,
+                        .bags = of.bags,
+                        .bag_form = i % 4 < 2 ? SHEAF_BAGS_OFFSETS : SHEAF_BAGS_OFFSETS_END,
+                        .longest_bag = of.longest,
+                        .spread = SPREAD_ZIPF,
+                        .out_dtype = dtype < SHEAF_INT8 ? 0 : out,
+                        .bad_share = i % 3 == 1 ? 0.03 : 0,
+                        .has_padding = i % 3 == 2,
+                        .padding_share = 0.03,
+                        .zero_share = 0.1,
+                        .special_share = i % 5 == 4 ? 0.001 : 0,
+                        .sharded = i % 7 == 6,
+                        .shift = i % 11 == 10,
+                        .seed = 900 + (uint64_t)i};
+}
+
 static void test_guessed_lengths_are_checked(void **state)
 {
   (void)state;
-  static const struct {
-    int64_t count, bags, longest;
-  } shapes[] = {{65536, 1024, 0},   {65536, 1024, 40000},  {6400, 100, 700},
-                {40000, 160, 9000}, {60000, 60000, 30000}, {4099, 4099, 0}};
-  static const sheaf_dtype types[] = {SHEAF_F32, SHEAF_F64, SHEAF_F16, SHEAF_BF16, SHEAF_INT8, SHEAF_INT4};
+  static const shape shapes[] = {{65536, 1024, 0},   {65536, 1024, 40000},  {6400, 100, 700},
+                                 {40000, 160, 9000}, {60000, 60000, 30000}, {4099, 4099, 0}};
   static const int64_t widths[] = {32, 64, 128, 200};
-  for (int i = 0; i < 6 * 6 * 4; i++) {
-    problem_spec spec = {.category = SHEAF_CATEGORY_EMBEDDING,
-                         .kind = SHEAF_BAG_SUM,
-                         .dtype = types[i / 6 % 6],
-                         .index_dtype = i % 2 ? SHEAF_I32 : SHEAF_I64,
-                         .count = shapes[i % 6].count,
-                         .dim = widths[i / 36],
-                         .rows = 5000,
-                         .bags = shapes[i % 6].bags,
-                         .bag_form = i % 4 < 2 ? SHEAF_BAGS_OFFSETS : SHEAF_BAGS_OFFSETS_END,
-                         .longest_bag = shapes[i % 6].longest,
-                         .spread = SPREAD_ZIPF,
-                         .out_dtype = types[i / 6 % 6] < SHEAF_INT8 ? 0
-                                      : i % 3                       ? SHEAF_F32
-                                                                    : SHEAF_F16,
-                         .bad_share = i % 3 == 1 ? 0.03 : 0,
-                         .has_padding = i % 3 == 2,
-                         .padding_share = 0.03,
-                         .zero_share = 0.1,
-                         .special_share = i % 5 == 4 ? 0.001 : 0,
-                         .sharded = i % 7 == 6,
-                         .shift = i % 11 == 10,
-                         .seed = 900 + (uint64_t)i};
-    check_guesses(spec, (size_t)(i / 2 % 2));
-  }
+  for (int i = 0; i < 6 * 6 * 4; i++)
+    check_guesses(spec_of(i, SHEAF_BAG_SUM, shapes[i % 6], widths[i / 36]), (size_t)(i / 2 % 2));
+}
+
+/* So many bags that each has a rower of its own. */
+static void test_guessed_lengths_of_many_bags_are_checked(void **state)
+{
+  (void)state;
+  static const shape shapes[] = {{300000, 75000, 0},  {300000, 75000, 20000}, {512000, 8000, 0},
+                                 {512000, 8000, 900}, {800000, 5000, 0},      {270000, 5400, 40000}};
+  static const int64_t widths[] = {8, 16, 32, 100, 128, 256};
+  for (int i = 0; i < 6 * 6; i++)
+    check_guesses(spec_of(i, i / 3 % 2 ? SHEAF_BAG_MEAN : SHEAF_BAG_SUM, shapes[i % 6], widths[(i + i / 6) % 6]),
+                  (size_t)(i / 2 % 2));
 }
 
 int main(int argc, char **argv)
@@ -99,6 +117,7 @@ int main(int argc, char **argv)
   (void)argc;
   environment_prepare(argv);
   gpu_require();
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_guessed_lengths_are_checked)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_guessed_lengths_are_checked),
+                                     cmocka_unit_test(test_guessed_lengths_of_many_bags_are_checked)};
   return cmocka_run_group_tests_name("gpu_guess", tests, NULL, NULL);
 }

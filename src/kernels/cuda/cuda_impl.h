@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "core/device_api.h"
+#include "bags.cuh"
 #include "guess.cuh"
 #include "rows.cuh"
 #include "runs.cuh"

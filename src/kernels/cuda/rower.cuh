@@ -302,7 +302,7 @@ __device__ __forceinline__ void take_ring(const Task &t, Op &total, const Stage<
 
 // The same, where `whole` (equal in the warp) says whether rows may be missing. An operation to which a row that comes
 // again means nothing (REPEATS) has a loop without predicates for when none is.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool AHEAD, bool RING>
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool RING>
 __device__ __forceinline__ void take_stage(const Task &t, Op &total, const Stage<E, NARROW> &s, int count, int place,
                                            const Spot &spot, typename E::acc scale, bool whole)
 {
@@ -310,13 +310,13 @@ __device__ __forceinline__ void take_stage(const Task &t, Op &total, const Stage
     if (whole && RING)
       take_ring<E, VE, Op, true>(t, total, s, count, place, spot);
     else if (whole)
-      take_rows<E, VE, Op, NARROW, COEFFICIENTS, true, AHEAD>(t, total, s, count, place, spot, scale);
+      take_rows<E, VE, Op, NARROW, COEFFICIENTS, true, false>(t, total, s, count, place, spot, scale);
     else
       take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, false>(t, total, s, count, place, spot, scale);
   } else if constexpr (RING) {
     take_ring<E, VE, Op, false>(t, total, s, count, place, spot);
   } else {
-    take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, AHEAD>(t, total, s, count, place, spot, scale);
+    take_rows<E, VE, Op, NARROW, COEFFICIENTS, false, false>(t, total, s, count, place, spot, scale);
   }
 }
 
@@ -333,10 +333,8 @@ __device__ __forceinline__ int count_of_rower(const Team &m, int counted)
   return counted;
 }
 
-// Reduces up to 256 places by one rower; `longest` is the most of the warp's rowers. AHEAD costs registers, which only
-// usual tasks have to spare; 16-bit rows, which are widened, and extremes are better off with more threads.
-template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS,
-          bool AHEAD = NARROW &&E::BITS != 16 && Op::TAKES_COEFFICIENTS, bool RING = false>
+// Reduces up to 256 places by one rower; `longest` is the most of the warp's rowers.
+template <class E, int VE, class Op, bool NARROW, bool COEFFICIENTS, bool RING = false>
 __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const Stage<E, NARROW> &s, int64_t problem,
                                           int64_t entry, int places, int longest, const Spot &at, typename E::acc scale)
 {
@@ -351,7 +349,7 @@ __device__ __forceinline__ Op walk_places(const Task &t, const Team &m, const St
     bool hole = decode_places<E, NARROW, REPEAT, AT_ONCE>(t, m, s, problem, entry, base, whole_terms, places, &counted);
     bool whole = REPEAT && !__any_sync(0xffffffffu, hole || !at.active);
     __syncwarp();
-    take_stage<E, VE, Op, NARROW, COEFFICIENTS, AHEAD, RING>(t, total, s, staged, base, at, scale, whole);
+    take_stage<E, VE, Op, NARROW, COEFFICIENTS, RING>(t, total, s, staged, base, at, scale, whole);
   }
   if (REPEAT && places == 0) total.start(); // what came again was not there before
   if (counts_entries(t)) total.count(count_of_rower(m, counted));

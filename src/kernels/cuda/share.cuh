@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(WALKERS, 8) walk_chunks(const __grid_constant_
       if (!takes) entry = g.start;
       if (t.by_frequency) scale = frequency_of<E>(g.length);
     }
-    Op term = walk_places<E, VE, Op, NARROW, !NARROW, false, RING>(t, m, s, problem, entry, places,
-                                                                   most_of_warp(places), at, scale);
+    Op term = walk_places<E, VE, Op, NARROW, !NARROW, RING>(t, m, s, problem, entry, places, most_of_warp(places),
+                                                            at, scale);
     if (places == 0) continue;
     climb<E, VE, Op>(t, m, t.list.groups[item.group], item.chunk, at, term.widened(t, problem, entry));
   }

@@ -153,8 +153,19 @@ template <class E, int VE, class Op, int USUAL> void launch_walk(Launcher &l, Ta
     }
     send(streams, stream_groups<E, VE, Op, USUAL>, rowers * STREAM_GROUPS, WALKERS, (size_t)rowers * sizeof(Stream));
   }
-  send(!sums_short && !streams, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, rowers, WALKERS,
-       walk_bytes<E>(t, USUAL >= 0));
+  if constexpr (USUAL == BY_INDEX && Op::TAKES_COEFFICIENTS) {
+    auto sum = [&](int lane_bits, void (*kernel)(Task)) {
+      send(!sums_short && t.lane_bits == lane_bits, kernel, WALKERS >> lane_bits, WALKERS, 0);
+    };
+    sum(1, sum_bags<E, VE, 1>);
+    sum(2, sum_bags<E, VE, 2>);
+    sum(3, sum_bags<E, VE, 3>);
+    sum(4, sum_bags<E, VE, 4>);
+    sum(5, sum_bags<E, VE, 5>);
+  } else if constexpr (USUAL == BY_INDEX || USUAL == NOT_USUAL) {
+    send(true, walk_groups<E, VE, Op, (USUAL < 0 && Op::TAKES_COEFFICIENTS), USUAL>, rowers, WALKERS,
+         walk_bytes<E>(t, USUAL >= 0));
+  }
   if (l.loading || (lists && !streams)) launch_listed<E, VE, Op, USUAL>(l, t, CHUNK_BLOCKS);
   if (seeks && !l.loading) launch_sought<E, VE, Op, USUAL>(l, t);
 }

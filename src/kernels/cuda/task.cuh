@@ -116,10 +116,11 @@ enum { NOT_USUAL = -1 };
 
 inline bool is_usual(const Task &t)
 {
-  const int64_t most = INT32_MAX, most_unsigned = UINT32_MAX;
+  const int64_t most = INT32_MAX, most_unsigned = UINT32_MAX, most_tiles = 65535; // as many as a grid has
+  int64_t most_groups = t.decode == BY_INDEX ? most : most_unsigned; // bags have a rower each
   bool plain = !t.weighted && !t.divisors && !t.by_frequency && !t.columns && !t.bag_of && t.dim > 0;
-  bool fits = t.rows < most_unsigned && t.bags < most_unsigned && t.entries < most && t.groups < most_unsigned &&
-              t.source.row_stride <= most_unsigned && t.target.row_stride <= most_unsigned;
+  bool fits = t.rows < most_unsigned && t.bags < most_unsigned && t.entries < most && t.groups < most_groups &&
+              t.source.row_stride <= most_unsigned && t.target.row_stride <= most_unsigned && t.tiles <= most_tiles;
   bool sorted = t.decode == BY_PAYLOAD || t.decode == BY_GRADIENT;
   if (t.decode == BY_GRADIENT && !t.payload_is_bag && t.bag_length > 0) return false;
   return t.batch == 1 && plain && fits && t.sink != SINK_TERM && !(sorted && t.sorted.wide);
@@ -154,6 +155,13 @@ template <> struct Ref<true> {
   static __device__ __forceinline__ int64_t offset(type ref, int64_t stride)
   {
     return (int64_t)((uint64_t)ref * (uint32_t)stride);
+  }
+  // base + offset in one instruction, where the compiler makes it two.
+  static __device__ __forceinline__ const char *in(const char *base, type ref, int64_t stride)
+  {
+    const char *there;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(there) : "r"(ref), "r"((uint32_t)stride), "l"(base));
+    return there;
   }
 };
 template <bool NARROW> __device__ __forceinline__ typename Ref<NARROW>::type no_row()

@@ -1,5 +1,5 @@
 // walk.cuh: reductions where there is enough to do to fill the device: one rower for each group of up to 256 places.
-// Longer groups are left to walk_chunks.
+// Longer groups are left to walk_chunks. (Usual sums of bags: bags.cuh; of segments: stream.cuh.)
 #ifndef SHF_CUDA_WALK_CUH
 #define SHF_CUDA_WALK_CUH
 
@@ -16,19 +16,11 @@ __device__ __forceinline__ bool is_long(const Task &given, const Span &span)
   return true;
 }
 
-// Blocks of a multiprocessor, by the registers that their threads need.
-template <class E, class Op, int USUAL> struct Blocks {
-  enum {
-    SUMS = USUAL >= 0 && Op::TAKES_COEFFICIENTS,
-    EACH = SUMS && E::BITS == 16   ? 16
-           : SUMS && E::BITS != 64 ? 10
-                                   : 8
-  };
-};
+enum { WALK_BLOCKS = 8 }; // of a multiprocessor, by the registers that they need
 
 // The group's three steps are in walk_places: indices, rows, combine.
 template <class E, int VE, class Op, bool COEFFICIENTS, int USUAL>
-__global__ void __launch_bounds__(WALKERS, Blocks<E, Op, USUAL>::EACH) walk_groups(const __grid_constant__ Task given)
+__global__ void __launch_bounds__(WALKERS, WALK_BLOCKS) walk_groups(const __grid_constant__ Task given)
 {
   enum { NARROW = USUAL >= 0 };
   const Task &t = usual<USUAL>(given);
@@ -228,7 +220,7 @@ __global__ void __launch_bounds__(SHORT_WALKERS, ShortBlocks<E, USUAL>::EACH)
       bool takes = first + k < t.groups && !is_long(given, span);
       int places = takes ? (int)(span.end - span.start) : 0;
       Op whole =
-          walk_places<E, VE, Op, true, false, false>(t, m, s, 0, span.start, places, most_of_warp(places), at, 1);
+          walk_places<E, VE, Op, true, false>(t, m, s, 0, span.start, places, most_of_warp(places), at, 1);
       if (takes) whole.finish(t, 0, span.group, places, at, nullptr);
     }
   }
