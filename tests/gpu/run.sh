@@ -104,10 +104,12 @@ peers() { PYTHONDONTWRITEBYTECODE=1 python3 bench/peers/compare_gpu.py --library
 # memcheck over every op and type, the other tools over two types, all with few and small problems; each may take
 # SANITIZE_SECONDS.
 sanitize() {
-  local type program check tool="timeout ${SANITIZE_SECONDS:-1200} compute-sanitizer --error-exitcode 9 --print-limit 5"
+  local type index program check tool="timeout ${SANITIZE_SECONDS:-1200} compute-sanitizer --error-exitcode 9 --print-limit 5"
   {
     for type in $types; do
-      echo "memcheck.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i64 $tool --tool memcheck $BUILD/tests/gpu/gpu_bits"
+      for index in i32 i64; do
+        echo "memcheck.$type.$index SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.$index $tool --tool memcheck $BUILD/tests/gpu/gpu_bits"
+      done
     done
     for program in $ops_programs; do
       echo "memcheck.$program $tool --tool memcheck $BUILD/tests/gpu/$program"
