@@ -183,7 +183,9 @@ static void test_every_available_row_runs_under_its_name(void **state)
     ran++;
   }
   print_message("%d of %d kernels ran\n", ran, ROWS);
-  assert_int_equal(ran, ROWS / SETS * (1 + (int)sheaf_isa_best()));
+  const int best = (int)sheaf_isa_best(); /* a build for one machine has no AVX2 beside AVX-512 */
+  const int sets = 1 + (SHF_HAVE_AVX2 && best >= SHEAF_ISA_AVX2) + (SHF_HAVE_AVX512 && best >= SHEAF_ISA_AVX512);
+  assert_int_equal(ran, ROWS / SETS * sets);
 }
 
 /* Without a wish the best set of the machine is taken, whatever the op. */
