@@ -30,6 +30,25 @@ static void __attribute__((constructor)) look_for_bf16(void)
 #endif
 }
 
+/* Bursts are best on Zen 4, the other on a Xeon (docs/performance.md). SHEAF_TEST_BESIDE=0 or 1 decides it for tests, so
+ * that any CPU with AVX-512 can show that both ways lead to the same bits. */
+int shf_core_asks_beside(void)
+{
+  static atomic_int known = -1;
+  int asks = atomic_load_explicit(&known, memory_order_relaxed);
+  if (asks >= 0) return asks;
+  const char *wish = secure_getenv("SHEAF_TEST_BESIDE");
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  asks = !__builtin_cpu_is("amd");
+#else
+  asks = 0;
+#endif
+  if (wish && (*wish == '0' || *wish == '1')) asks = *wish == '1';
+  atomic_store_explicit(&known, asks, memory_order_relaxed);
+  return asks;
+}
+
 static void after_fork_in_child(void) { atomic_store(&alone, 1); }
 static void __attribute__((constructor)) watch_forks(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
 

@@ -15,7 +15,7 @@
 #include "core/kernel.h"
 #include "core/plugin.h"
 
-enum { SHF_DEVICE_ABI = 5 };
+enum { SHF_DEVICE_ABI = 6 };
 
 /* A description, normalised: the one of its category is set. */
 typedef struct shf_device_problem {

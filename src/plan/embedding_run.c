@@ -162,7 +162,7 @@ static void run_bags(const run *r)
   job.ahead = r->plan->ahead;
   job.stream = streams(r, &job, job.groups);
   int64_t bytes = job.entries * (8 + r->plan->row_bytes) + job.groups * (8 + r->plan->row_bytes);
-  run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->reduce, r->plan->row->join, bytes);
+  run_stage(r, &job, SHF_BY_OFFSETS, r->plan->reduce, r->plan->row->join, bytes);
 }
 
 static shf_matrix divisors(const run *r)

@@ -250,6 +250,13 @@ static int is_bag_forward(sheaf_embedding_kind kind)
   return kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX;
 }
 
+static shf_part_fn *bag_reduction(const sheaf_plan *plan)
+{
+  const shf_kernel_row *row = plan->row;
+  const int fits = row->reduce_beside && plan->ahead && plan->row_bytes < SHF_BESIDE_BYTES;
+  return fits && shf_core_asks_beside() ? row->reduce_beside : row->reduce;
+}
+
 sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const sheaf_preference *preference,
                                     sheaf_plan **plan)
 {
@@ -283,6 +290,7 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   } else {
     SHF_TRY(lay_out(&made));
     SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+    if (is_bag_forward(d->kind)) made.reduce = bag_reduction(&made);
   }
   describe_operands(&made);
   shf_plan_finish_specs(&made);

@@ -10,6 +10,7 @@
 
 #define VEC_ISA avx512
 #define VEC_ARCH SHEAF_ARCH_AVX512
+#define VEC_HAS_BESIDE SHF_HAVE_BESIDE /* whether there are files of bags that ask beside, too (bags_beside.inc) */
 
 /* Words that differ between float and double only in the suffix of their instruction. */
 #if ELEMENT_WIDE
@@ -31,6 +32,10 @@ typedef __m512i vint;
 
 FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
 #define LOAD_AFTER(pointer, x) __asm__("" : "+r"(pointer) : "v"(x))
+#if defined(BAGS_BESIDE)
+#define VEC_ASKS_BESIDE 1 /* see ASK_BESIDE */
+#define FETCH_BEFORE(pointer, line) __asm__ volatile("prefetcht0 %1" : "+r"(pointer) : "m"(*(const char *)(line)))
+#endif
 FORCE_INLINE int run_of_i32(const int32_t *p, int32_t key)
 {
   return __builtin_ctz(~(unsigned)_mm512_cmpeq_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(key)));
