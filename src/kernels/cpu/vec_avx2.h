@@ -10,6 +10,7 @@
 #define VEC_ISA avx2
 #define VEC_ARCH SHEAF_ARCH_AVX2
 #define VEC_ASKS_BESIDE 1 /* see ASK_BESIDE */
+#define VEC_ASKS_TWICE 1
 
 /* Words that differ between float and double only in the suffix of their instruction. */
 #if ELEMENT_WIDE
@@ -277,6 +278,15 @@ typedef struct nibble_code {
 FORCE_INLINE nibble_code nibble_code_of(acc scale, acc bias)
 {
   return (nibble_code){vec_splat(scale), vec_splat(bias)};
+}
+/* The same of the two halves that lie at the end of a row, widened together. */
+#define NIBBLE_CODE_LOAD 1
+FORCE_INLINE nibble_code nibble_code_load(const char *halves)
+{
+  int32_t both;
+  memcpy(&both, halves, 4);
+  const __m128 wide = _mm_cvtph_ps(_mm_cvtsi32_si128(both));
+  return (nibble_code){_mm256_broadcastss_ps(wide), _mm256_broadcastss_ps(_mm_movehdup_ps(wide))};
 }
 FORCE_INLINE vec u4_load(const uint8_t *row, int64_t column, nibble_code code)
 {
