@@ -23,7 +23,7 @@ enum { SHF_FAN_IN = 16, SHF_CHUNK = SHF_FAN_IN * SHF_FAN_IN };
 enum { SHF_MOST_AHEAD = 128, SHF_MOST_AHEAD_COPY = 256 };
 
 /* Only rows shorter than this may be given to `reduce_beside`. */
-enum { SHF_BESIDE_BYTES = 512 };
+enum { SHF_BESIDE_BYTES = 320 };
 
 /* Rows of one operand, once per problem of a batch. Strides in bytes; a batch stride of 0 shares the rows. */
 typedef struct shf_matrix {
@@ -131,7 +131,7 @@ typedef struct shf_kernel_row {
   shf_join_fn *prepare_join;
   shf_part_fn *apply; /* entry by entry: lookup, weights' gradient, segment backward */
   shf_part_fn *reduce_beside; /* NULL, or the same as `reduce`, with the same join, for jobs that fetch rows `ahead`, all
-                               * shorter than SHF_BESIDE_BYTES: faster where shf_core_asks_beside says so */
+                               * shorter than SHF_BESIDE_BYTES: may be faster where shf_core_asks_beside says so */
 } shf_kernel_row;
 
 /* Bytes of one slot: dim terms and the sum of weights (extremes: dim values and their positions), and the number of

@@ -31,8 +31,7 @@ SHF_ROW_TABLES(SHF_X)
 #define SHF_BESIDE(name, element, index) SHF_BESIDE_NAME(name, element, index)
 #define SHF_X(isa, element, rows)                                                            \
   shf_part_fn SHF_BESIDE(bag_sum, element, i32), SHF_BESIDE(bag_sum, element, i64),          \
-      SHF_BESIDE(bag_mean, element, i32), SHF_BESIDE(bag_mean, element, i64),                \
-      SHF_BESIDE(bag_max, element, i32), SHF_BESIDE(bag_max, element, i64);
+      SHF_BESIDE(bag_mean, element, i32), SHF_BESIDE(bag_mean, element, i64);
 SHF_AVX512_TABLES(SHF_X)
 #undef SHF_X
 

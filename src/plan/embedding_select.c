@@ -250,10 +250,13 @@ static int is_bag_forward(sheaf_embedding_kind kind)
   return kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX;
 }
 
+/* On 16 cores of a Xeon rows of 64 to 256 bytes gain 1.04 to 1.46 times by being asked for beside others; rows of 400 bytes lose up to
+ * 0.84, bags of one row 0.82, maxima 0.80. */
 static shf_part_fn *bag_reduction(const sheaf_plan *plan)
 {
   const shf_kernel_row *row = plan->row;
-  const int fits = row->reduce_beside && plan->ahead && plan->row_bytes < SHF_BESIDE_BYTES;
+  const sheaf_embedding_desc *d = &plan->embedding;
+  const int fits = row->reduce_beside && plan->ahead && plan->row_bytes < SHF_BESIDE_BYTES && d->indices > d->bags;
   return fits && shf_core_asks_beside() ? row->reduce_beside : row->reduce;
 }
 
