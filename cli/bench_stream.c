@@ -65,6 +65,10 @@ static const way gather_ways[] = {
   {"L1, 8 ahead, beside", FETCH_L1, 8, BESIDE},
   {"L1, 16 ahead, beside", FETCH_L1, 16, BESIDE},
   {"L1, 64 ahead, beside", FETCH_L1, 64, BESIDE},
+  {"L1, 8 and 4 ahead, beside", FETCH_L1, 8, BESIDE_TWICE},
+  {"L1, 16 and 8 ahead, beside", FETCH_L1, 16, BESIDE_TWICE},
+  {"L1, 32 and 16 ahead, beside", FETCH_L1, 32, BESIDE_TWICE},
+  {"L1, 64 and 32 ahead, beside", FETCH_L1, 64, BESIDE_TWICE},
 };
 
 static const way update_ways[] = {
@@ -115,6 +119,10 @@ FORCED void do_rows(const piece *p, folded *sum, uint64_t nothing, int updates)
   }
   if (p->way->group == BESIDE) {
     visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, 1);
+    return;
+  }
+  if (p->way->group == BESIDE_TWICE && !updates) {
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, 2);
     return;
   }
   switch (p->way->hint) {

@@ -30,11 +30,11 @@ typedef struct way {
   const char *name;
   fetch hint;
   int ahead; /* rows (gather, update) or lines (read, copy) between prefetch and use */
-  int group; /* rows whose prefetches are issued together; BESIDE; -n: n rows are read abreast, a few lines of each in turn;
+  int group; /* rows whose prefetches are issued together; BESIDE...; -n: n rows are read abreast, a few lines of each in turn;
               * of copies and fills, the kind of stores; of reads, the streams */
 } way;
 
-enum { BESIDE = 0 }; /* each line of a later row with the line of this one that lies where it does */
+enum { BESIDE = 0, BESIDE_TWICE = 1 << 20 }; /* each line of a later row with the line of this one that lies where it does */
 
 enum { CACHED = 0, PAST_CACHES = 1, LIBRARY = 2 }; /* kinds of stores */
 
@@ -173,28 +173,44 @@ FORCED void visit_rows(const piece *p, folded *sum, uint64_t nothing, int update
 }
 
 /* Every line of a row has the same line of a later row fetched in front of it: best where a prefetch that finds no free buffer
- * holds up what follows (Zen 3: 1.5 times any other way). */
-FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int64_t row_bytes)
+ * holds up what follows (Zen 3: 1.5 times any other way). Some prefetches are dropped there; with `twice` each line is fetched once
+ * more, half as far ahead. */
+FORCED void visit_row_beside(const piece *p, folded *sum, line_words *a, line_words *b, int64_t n, int64_t ahead,
+                             uint64_t nothing, int updates, fetch hint, int64_t from, int64_t bytes, int twice)
 {
   const stream_job *job = p->job;
-  const int64_t *indices = job->indices, stride = job->stride, ahead = p->way->ahead;
-  line_words a = {0}, b = {0}; /* few instructions: what waits beyond the CPU's window asks for nothing */
-  for (int64_t n = p->from; n < p->to; n++) {
-    char *row = job->memory + indices[n] * stride;
-    const char *later = job->memory + indices[n + ahead < p->to ? n + ahead : n] * stride;
-    int64_t at = 0;
-    for (; at + LINE <= row_bytes; at += LINE) {
-      fetch_line(later + at, hint);
-      if (updates) update_row(row + at, LINE, nothing);
-      else if (at / LINE % 2) b ^= *(const line_words *)(row + at);
-      else a ^= *(const line_words *)(row + at);
-    }
-    if (at == row_bytes) continue;
+  char *row = job->memory + job->indices[n] * job->stride + from;
+  const char *later = job->memory + job->indices[n + ahead] * job->stride + from;
+  const char *again = twice ? job->memory + job->indices[n + ahead / 2] * job->stride + from : NULL;
+  int64_t at = 0;
+  for (; at + LINE <= bytes; at += LINE) {
     fetch_line(later + at, hint);
-    fetch_line(later + row_bytes - 1, hint);
-    if (updates) update_row(row + at, row_bytes - at, nothing);
-    else fold_short(sum, row + at, row_bytes - at);
+    if (twice) fetch_line(again + at, hint);
+    if (updates) update_row(row + at, LINE, nothing);
+    else if (at / LINE % 2) *b ^= *(const line_words *)(row + at);
+    else *a ^= *(const line_words *)(row + at);
   }
+  if (at == bytes) return;
+  fetch_line(later + at, hint);
+  fetch_line(later + bytes - 1, hint);
+  if (twice) fetch_line(again + bytes - 1, hint);
+  if (updates) update_row(row + at, bytes - at, nothing);
+  else fold_short(sum, row + at, bytes - at);
+}
+
+FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int64_t row_bytes,
+                              int twice)
+{
+  enum { PART = 4 * LINE, ROWS = 32 }; /* wide rows by parts, as they are summed: of so many rows one each */
+  const int64_t part = twice && row_bytes % PART == 0 ? PART : row_bytes, rows = part < row_bytes ? ROWS : 1;
+  const int64_t ahead = p->way->ahead, last = p->to - ahead - rows;
+  line_words a = {0}, b = {0}; /* few instructions: what waits beyond the CPU's window asks for nothing */
+  int64_t n = p->from;
+  for (; n < last; n += rows)
+    for (int64_t at = 0; at < row_bytes; at += part)
+      for (int64_t r = n; r < n + rows; r++)
+        visit_row_beside(p, sum, &a, &b, r, ahead, nothing, updates, hint, at, part, twice);
+  for (; n < p->to; n++) visit_row_beside(p, sum, &a, &b, n, 0, nothing, updates, hint, 0, row_bytes, 0);
   sum->a ^= a;
   sum->b ^= b;
 }
@@ -206,7 +222,7 @@ FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int
 FORCED void visit_rows_of(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int64_t row_bytes,
                           int beside)
 {
-  if (beside) visit_rows_beside(p, sum, nothing, updates, hint, row_bytes);
+  if (beside) visit_rows_beside(p, sum, nothing, updates, hint, row_bytes, beside > 1);
   else visit_rows(p, sum, nothing, updates, hint, row_bytes);
 }
 
