@@ -65,11 +65,11 @@ typedef struct shape {
   int64_t count, bags, longest;
 } shape;
 
-/* The i-th problem of one shape; all types and all that can be asked for come in turn. */
-static problem_spec spec_of(int i, sheaf_embedding_kind kind, shape of, int64_t dim)
+/* A problem of one shape and type; what else can be asked for comes in turn, by the number `i`. */
+static problem_spec spec_of(int i, int type, sheaf_embedding_kind kind, shape of, int64_t dim)
 {
   static const sheaf_dtype types[] = {SHEAF_F32, SHEAF_F64, SHEAF_F16, SHEAF_BF16, SHEAF_INT8, SHEAF_INT4};
-  const sheaf_dtype dtype = types[i / 6 % 6];
+  const sheaf_dtype dtype = types[type];
   const sheaf_dtype out = i % 3 ? SHEAF_F32 : SHEAF_F16;
   return (problem_spec){.category = SHEAF_CATEGORY_EMBEDDING,
                         .kind = kind,
@@ -100,7 +100,7 @@ static void test_guessed_lengths_are_checked(void **state)
                                  {40000, 160, 9000}, {60000, 60000, 30000}, {4099, 4099, 0}};
   static const int64_t widths[] = {32, 64, 128, 200};
   for (int i = 0; i < 6 * 6 * 4; i += is_quick ? 11 : 1)
-    check_guesses(spec_of(i, SHEAF_BAG_SUM, shapes[i % 6], widths[i / 36]), (size_t)(i / 2 % 2));
+    check_guesses(spec_of(i, i / 6 % 6, SHEAF_BAG_SUM, shapes[i % 6], widths[i / 36]), (size_t)(i / 2 % 2));
 }
 
 /* So many bags that each has a rower of its own. */
@@ -110,9 +110,12 @@ static void test_guessed_lengths_of_many_bags_are_checked(void **state)
   static const shape shapes[] = {{300000, 75000, 0},  {300000, 75000, 20000}, {512000, 8000, 0},
                                  {512000, 8000, 900}, {800000, 5000, 0},      {270000, 5400, 40000}};
   static const int64_t widths[] = {8, 16, 32, 100, 128, 256};
-  for (int i = 0; i < 6 * 6; i += is_quick ? 7 : 1)
-    check_guesses(spec_of(i, i / 3 % 2 ? SHEAF_BAG_MEAN : SHEAF_BAG_SUM, shapes[i % 6], widths[(i + i / 6) % 6]),
-                  (size_t)(i / 2 % 2));
+  for (int i = 0; i < 6 * 6; i += is_quick ? 7 : 1) {
+    const int at = i % 6, type = i / 6;
+    const sheaf_embedding_kind kind = (at + type / 2) % 2 ? SHEAF_BAG_MEAN : SHEAF_BAG_SUM;
+    const int options = 36 + at + 5 * type; /* so that each shape and each kind meets with each of them */
+    check_guesses(spec_of(options, type, kind, shapes[at], widths[(at + type) % 6]), (size_t)((at + type) % 2));
+  }
 }
 
 int main(int argc, char **argv)

@@ -114,9 +114,9 @@ sanitize() {
     for program in $ops_programs; do
       echo "memcheck.$program $tool --tool memcheck $BUILD/tests/gpu/$program"
     done
-    echo "memcheck.gpu_guess SHEAF_TEST_QUICK=1 $tool --tool memcheck $BUILD/tests/gpu/gpu_guess"
+    echo "memcheck.gpu_guess SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 $tool --tool memcheck $BUILD/tests/gpu/gpu_guess"
     for check in racecheck synccheck initcheck; do
-      echo "$check.gpu_guess SHEAF_TEST_QUICK=1 $tool --tool $check $BUILD/tests/gpu/gpu_guess"
+      echo "$check.gpu_guess SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 $tool --tool $check $BUILD/tests/gpu/gpu_guess"
       for type in f32 f16; do
         echo "$check.$type SHEAF_GPU_SEPARATE=1 SHEAF_TEST_QUICK=1 SHEAF_TEST_ONLY=.$type.i32 $tool --tool $check $BUILD/tests/gpu/gpu_bits"
       done
