@@ -30,11 +30,12 @@ typedef struct way {
   const char *name;
   fetch hint;
   int ahead; /* rows (gather, update) or lines (read, copy) between prefetch and use */
-  int group; /* rows whose prefetches are issued together; BESIDE...; -n: n rows are read abreast, a few lines of each in turn;
-              * of copies and fills, the kind of stores; of reads, the streams */
+  int group; /* rows whose prefetches are issued together; BESIDE, BESIDE_TWICE; -n: n rows are read abreast, a few lines of
+              * each in turn; of copies and fills, the kind of stores; of reads, the streams */
 } way;
 
-enum { BESIDE = 0, BESIDE_TWICE = 1 << 20 }; /* each line of a later row with the line of this one that lies where it does */
+/* Each line of a later row with the line of this one that lies where it does; and of a row half as far ahead, too. */
+enum { BESIDE = 0, BESIDE_TWICE = 1 << 20 };
 
 enum { CACHED = 0, PAST_CACHES = 1, LIBRARY = 2 }; /* kinds of stores */
 
@@ -172,9 +173,9 @@ FORCED void visit_rows(const piece *p, folded *sum, uint64_t nothing, int update
   }
 }
 
-/* Every line of a row has the same line of a later row fetched in front of it: best where a prefetch that finds no free buffer
- * holds up what follows (Zen 3: 1.5 times any other way). Some prefetches are dropped there; with `twice` each line is fetched once
- * more, half as far ahead. */
+/* Every line of a row has the same line of a later row fetched in front of it: best where a prefetch that finds no free
+ * buffer holds up what follows (Zen 3: 1.5 times any other way). Some prefetches are dropped there; with `twice` each line
+ * is fetched once more, half as far ahead. */
 FORCED void visit_row_beside(const piece *p, folded *sum, line_words *a, line_words *b, int64_t n, int64_t ahead,
                              uint64_t nothing, int updates, fetch hint, int64_t from, int64_t bytes, int twice)
 {
@@ -219,6 +220,7 @@ FORCED void visit_rows_beside(const piece *p, folded *sum, uint64_t nothing, int
 #define USUAL_ROW_BYTES(X) \
   X(4) X(12) X(20) X(32) X(64) X(68) X(128) X(136) X(200) X(256) X(400) X(512) X(1024)
 
+/* `beside`: how often lines are fetched beside others; 0: not so. */
 FORCED void visit_rows_of(const piece *p, folded *sum, uint64_t nothing, int updates, fetch hint, int64_t row_bytes,
                           int beside)
 {

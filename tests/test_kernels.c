@@ -235,7 +235,7 @@ static void check_reductions(const sheaf_sku *sku, int64_t rows, bool few_rows)
   desc.bags = few_rows ? desc.indices / 2 : 1;
   for (desc.dim = 1; desc.dim < 1100; desc.dim++) {
     sheaf_plan *plan = embedding_plan(&desc, &wish);
-    const bool is_short = sheaf_dtype_row_bytes(desc.dtype, desc.dim) < SHF_BESIDE_BYTES;
+    const bool is_short = sheaf_dtype_row_bytes(desc.dtype, desc.dim) < 320;
     const bool beside = has_beside && shf_core_asks_beside() && is_short && !few_rows && plan->ahead > 0;
     assert_true(plan->ahead > 0 || rows < 1000);
     assert_non_null(plan->reduce);

@@ -130,8 +130,8 @@ typedef struct shf_kernel_row {
   shf_part_fn *prepare; /* what backward needs first: mean's divisors, the extreme again, products and zeros */
   shf_join_fn *prepare_join;
   shf_part_fn *apply; /* entry by entry: lookup, weights' gradient, segment backward */
-  shf_part_fn *reduce_beside; /* NULL, or the same as `reduce`, with the same join, for jobs that fetch rows `ahead`, all
-                               * shorter than SHF_BESIDE_BYTES: may be faster where shf_core_asks_beside says so */
+  shf_part_fn *reduce_beside; /* NULL, or the same as `reduce`, with the same join, for jobs that fetch rows `ahead`,
+                               * all shorter than SHF_BESIDE_BYTES: may be faster where shf_core_asks_beside says so */
 } shf_kernel_row;
 
 /* Bytes of one slot: dim terms and the sum of weights (extremes: dim values and their positions), and the number of

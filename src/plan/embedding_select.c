@@ -250,9 +250,9 @@ static int is_bag_forward(sheaf_embedding_kind kind)
   return kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX;
 }
 
-/* On a Xeon sums of rows of 64 to 256 bytes, asked for beside others, are 0.97 to 1.46 times as fast with 16 threads, 0.90 to 1.47
- * with one, in bags of 5 to 500 rows of a large table; rows of 400 bytes are at 0.84 to 1.07, bags of one row at 0.82 to 0.91, maxima
- * at 0.80 to 1.00 but for one. */
+/* On a Xeon sums of rows of 64 to 256 bytes, asked for beside others, are 0.97 to 1.46 times as fast with 16 threads, 0.90
+ * to 1.47 with one, in bags of 5 to 500 rows of a large table; rows of 400 bytes are at 0.84 to 1.07, bags of one row at
+ * 0.82 to 0.91, maxima at 0.80 to 1.00 but for one. */
 static shf_part_fn *bag_reduction(const sheaf_plan *plan)
 {
   const shf_kernel_row *row = plan->row;

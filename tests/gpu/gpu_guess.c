@@ -1,6 +1,6 @@
-/* gpu_guess.c: sums and means of bags that the device guesses to be of one length: the CPU's bits where they are, where they are not,
- * and where a graph is launched again after offsets that were out of order. SHEAF_TEST_QUICK=1 runs few problems (for
- * compute-sanitizer). */
+/* gpu_guess.c: sums and means of bags that the device guesses to be of one length: the CPU's bits where they are, where
+ * they are not, and where a graph is launched again after offsets that were out of order. SHEAF_TEST_QUICK=1 runs few
+ * problems (for compute-sanitizer). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-// bags.cuh: usual sums and means of bags where there is enough to do to fill the device: one rower for each bag of up to 256
-// rows. Longer ones are left to walk_chunks.
+// bags.cuh: usual sums and means of bags where there is enough to do to fill the device: one rower for each bag of up to
+// 256 rows. Longer ones are left to walk_chunks.
 #ifndef SHF_CUDA_BAGS_CUH
 #define SHF_CUDA_BAGS_CUH
 
@@ -10,12 +10,13 @@ namespace shf {
 
 enum { BAG_PLACES = 64 }; // of a rower, whose rows are named at once
 
-// Blocks of a multiprocessor. Many threads of which each has few rows in flight (as many as 64 registers hold) are faster than
-// the reverse, where rows come from the caches, and as fast where they come from memory.
+// Blocks of a multiprocessor. Many threads of which each has few rows in flight (as many as 64 registers hold) are faster
+// than the reverse where rows come from the caches, and as fast where they come from memory.
 enum { BAG_BLOCKS = 16 };
 
 // Names the rows of a rower's next places: those from `from` on of the `places` that begin at entry `start`; behind them
-// there is none. `counted` grows by how many of this lane's count. Returns how many of the first are rows, in the whole warp.
+// there is none. `counted` grows by how many of this lane's count. Returns how many of the first are rows, in the whole
+// warp.
 template <class E, int LANE_BITS>
 __device__ __forceinline__ uint32_t name_places(const Task &t, int lane, uint32_t *names, uint32_t start, uint32_t from,
                                                 uint32_t places, int *counted)
@@ -66,8 +67,8 @@ __device__ __forceinline__ Sum<E, VE> sum_term(const Task &t, const uint32_t *na
   return term;
 }
 
-// The three steps of a bag: its rows are named, taken, and their sum is stored. Where all bags may well be of one length (see
-// guess.cuh), indices are asked for together with the offsets, and again if those tell otherwise.
+// The three steps of a bag: its rows are named, taken, and their sum is stored. Where all bags may well be of one length
+// (see guess.cuh), indices are asked for together with the offsets, and again if those tell otherwise.
 template <class E, int VE, int LANE_BITS>
 __global__ void __launch_bounds__(WALKERS, BAG_BLOCKS) sum_bags(const __grid_constant__ Task given)
 {
