@@ -12,6 +12,7 @@
 
 enum { RUNS = 20, SPARSE_RUNS = 5, HOST_ROUNDS = 8, HOST_CALLS = 16 };
 static const size_t flush_bytes = (size_t)256 << 20, block_bytes = (size_t)64 << 20, copy_bytes = (size_t)2 << 30;
+static const size_t arena_bytes = (size_t)12 << 30; /* the largest table has 10 GB */
 
 /* ---- The device ----------------------------------------------------------------------------------------------- */
 
@@ -57,6 +58,7 @@ static int open_device(bench_gpu *g, int number, json_t *root)
   BENCH_TRY(sheaf_stream_use(g->device, g->stream));
   BENCH_TRY(sheaf_event_make(g->device, &g->begin));
   BENCH_TRY(sheaf_event_make(g->device, &g->end));
+  if (sheaf_device_alloc(g->device, arena_bytes, (void **)&g->arena) == SHEAF_OK) g->arena_bytes = arena_bytes;
   BENCH_TRY(sheaf_device_alloc(g->device, flush_bytes, &g->flush));
   if (!make_values(g) || !measure_copy(g)) return 0;
   json_object_set_new(json_object_get(root, "machine"), "device", json_string(info.name));
@@ -71,6 +73,7 @@ static int open_device(bench_gpu *g, int number, json_t *root)
 
 static void close_device(bench_gpu *g)
 {
+  sheaf_device_free(g->device, g->arena);
   sheaf_device_free(g->device, g->values);
   sheaf_device_free(g->device, g->flush);
   sheaf_event_free(g->device, g->begin);

@@ -13,9 +13,10 @@ namespace shf {
 enum { LEAST_GUESS_BITS = 3 }; // lanes of a row, as a power of two
 enum { OVER_IN_FLIGHT = 4 };   // rows in flight where the guess was wrong: no more registers than the rest needs
 
-// Blocks of a multiprocessor: as many as there are registers for, but for one or two that are spilled.
+// Blocks of a multiprocessor: as many as there are registers for, but for one or two that are spilled, and those that sum_ones
+// puts elsewhere (spill_to_shared).
 template <class E> struct GuessBlocks {
-  enum { EACH = E::WIDE > 4 ? 3 : 4 };
+  enum { FEW = E::WIDE > 4 ? 3 : 4, ONES = E::BITS >= 32 ? 10 : E::QUANTISED ? 6 : 8 };
 };
 
 // What these kernels are given of a usual task (see Task): no more, since a launch with many bytes of parameters is up to a
@@ -250,7 +251,7 @@ __device__ __forceinline__ void do_over(const Task &t, const Team &m, uint32_t n
 
 // So many blocks fit that all are under way at once, where there is little to do.
 template <class E, int VE, int LANE_BITS>
-__global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::EACH) sum_few(const __grid_constant__ GuessTask given)
+__global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::FEW) sum_few(const __grid_constant__ GuessTask given)
 {
   const Task &t = task_of(given);
   __shared__ Part<E, VE> parts[BLOCK];
@@ -272,18 +273,28 @@ __global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::EACH) sum_few(const __g
 
 // ---- Bags of one row: a warp takes neighbours ----
 
-enum { ONES = 8 }; // groups of a rower
+enum { ONES = 8, ONES_BLOCK = 128 }; // groups of a rower; threads of a block
+
+// Registers for which there is no room, since do_over needs more of them than the rest, lie in shared memory. (On a stack, as
+// with older compilers, a kernel starts later: bags of one row of 128 floats took 38.7 us, as with 64 registers, and 38.2 so.)
+__device__ __forceinline__ void spill_to_shared()
+{
+#if __CUDACC_VER_MAJOR__ >= 13
+  asm volatile(".pragma \"enable_smem_spilling\";");
+#endif
+}
 
 template <class E, int VE, int LANE_BITS>
-__global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::EACH) sum_ones(const __grid_constant__ GuessTask given)
+__global__ void __launch_bounds__(ONES_BLOCK, GuessBlocks<E>::ONES) sum_ones(const __grid_constant__ GuessTask given)
 {
   enum { LANES = 1 << LANE_BITS, ROWERS = WARP / LANES, GROUPS = ROWERS * ONES, PAST = LANES * 16 <= 128 };
   static_assert(GROUPS <= WARP, "each lane asks for one offset, the first for one more");
+  spill_to_shared();
   const Task &t = task_of(given);
   begin_kernel();
   Team m = team_of(LANE_BITS, 0);
   uint32_t lane = threadIdx.x % WARP, rower = lane / LANES;
-  uint32_t first = (blockIdx.x * (BLOCK / WARP) + threadIdx.x / WARP) * GROUPS;
+  uint32_t first = (blockIdx.x * (ONES_BLOCK / WARP) + threadIdx.x / WARP) * GROUPS;
   if (first >= t.groups) return;
   uint32_t end = (uint32_t)min((int64_t)first + GROUPS, t.groups), name = no_row<true>();
   Said said = {0, 0};
@@ -314,7 +325,7 @@ __global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::EACH) sum_ones(const __
     Sum<E, VE> sum;
     sum.start();
     sum.take(t, row[i], true, 1, 0);
-    if (g < end) sum.finish_once(t, g, at);
+    if (g < end) sum.finish(t, 0, g, 1, at, nullptr);
   }
 }
 

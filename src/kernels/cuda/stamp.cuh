@@ -180,11 +180,11 @@ template <class E, int VE> bool launch_guessed(Launcher &l, Task t)
   if (!guessed && !l.loading) return false;
   bool leaves = t.slot_count > 0 && !l.loading;
   GuessTask p = guess_task_of(t, leaves ? new_mark(l) : 0);
-  int64_t rowers = BLOCK >> t.lane_bits, each = little ? rowers >> t.split_bits : rowers * ONES;
+  int64_t each = little ? BLOCK >> t.lane_bits >> t.split_bits : (ONES_BLOCK >> t.lane_bits) * ONES;
   dim3 grid = grid_of((t.groups + each - 1) / each, t.tiles);
   auto send = [&](int lane_bits, void (*few)(GuessTask), void (*ones)(GuessTask)) {
     if (l.loading || (t.lane_bits == lane_bits && little)) launch(l, few, grid, BLOCK, 0, p);
-    if (l.loading || (t.lane_bits == lane_bits && !little)) launch(l, ones, grid, BLOCK, 0, p);
+    if (l.loading || (t.lane_bits == lane_bits && !little)) launch(l, ones, grid, ONES_BLOCK, 0, p);
   };
   send(3, sum_few<E, VE, 3>, sum_ones<E, VE, 3>);
   send(4, sum_few<E, VE, 4>, sum_ones<E, VE, 4>);

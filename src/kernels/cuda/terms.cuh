@@ -132,20 +132,6 @@ template <class E, int VE> struct Sum {
     }
     Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
   }
-
-  // The same for a plain sum, which the cache need not keep.
-  __device__ __forceinline__ void finish_once(const Task &t, int64_t group, const Spot &at) const
-  {
-    char *row = target_row(t, t.target, 0, group, E::QUANTISED ? 1 : sizeof(typename E::cell));
-    acc x[VE];
-#pragma unroll
-    for (int j = 0; j < VE; j++) x[j] = v[j] + acc(0);
-    if (!at.active) return;
-    if constexpr (E::QUANTISED)
-      Out<E, VE>::store(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
-    else
-      Out<E, VE>::template store<true>(row, at.column, t.dim, x, t.out_dtype, t.store_wide);
-  }
 };
 
 // ---- Products, and for their gradient the number of zeros ----
