@@ -336,20 +336,21 @@ __device__ __forceinline__ void store_cells(char *row, int64_t column, int64_t d
   }
 }
 
+// Kernels whose lanes have several columns are only launched where the target is aligned as the rows are.
 template <class E, int VE> struct Out {
   template <bool ONCE = false>
   static __device__ __forceinline__ void store(char *row, int64_t column, int64_t dim, const typename E::acc *x, int,
-                                               bool wide)
+                                               bool)
   {
     typename E::cell cells[VE];
 #pragma unroll
     for (int j = 0; j < VE; j++) cells[j] = E::round(x[j]);
-    store_cells<typename E::cell, VE, ONCE>(row, column, dim, cells, wide);
+    store_cells<typename E::cell, VE, ONCE>(row, column, dim, cells, true);
   }
   static __device__ __forceinline__ void store_best(char *row, int64_t column, int64_t dim, const typename E::best *x,
-                                                    int, bool wide)
+                                                    int, bool)
   {
-    store_cells<typename E::cell, VE>(row, column, dim, x, wide);
+    store_cells<typename E::cell, VE>(row, column, dim, x, true);
   }
 };
 

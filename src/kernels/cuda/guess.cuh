@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(ONES_BLOCK, GuessBlocks<E>::ONES) sum_ones(con
   uint32_t lane = threadIdx.x % WARP, rower = lane / LANES;
   uint32_t first = (blockIdx.x * (ONES_BLOCK / WARP) + threadIdx.x / WARP) * GROUPS;
   if (first >= t.groups) return;
-  uint32_t end = (uint32_t)min((int64_t)first + GROUPS, t.groups), name = no_row<true>();
+  uint32_t end = min(first + GROUPS, (uint32_t)t.groups), name = no_row<true>();
   Said said = {0, 0};
   if (first + lane <= end) said.ask(t, first + lane);
   Said last = {0, 0}; // a warp of 32 groups has 33 ends

@@ -274,7 +274,7 @@ template <class E> bool is_wide(const Task &t)
   return t.dim % E::WIDE == 0 && is_aligned(t.source, BYTES) && target;
 }
 
-// Whether results may be stored a word at a time.
+// Whether the results of quantised rows may be stored a word at a time; others always may (see Out).
 template <class E> bool stores_wide(const Task &t, int ve)
 {
   if (!E::QUANTISED) return true;
@@ -328,7 +328,6 @@ template <class E> struct Stamp {
 
   static void runs(Launcher &l, Task t)
   {
-    t.store_wide = 1;
     SHF_BY_WIDTH(E, l, !t.columns && is_wide<E>(t), (launch_runs<E, VE>(l, t)));
   }
 
