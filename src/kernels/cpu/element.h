@@ -109,7 +109,7 @@ static inline element element_of(acc value) { return value; }
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
 #else
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLLED _Pragma("GCC unroll 16")
 #endif
 
 #endif

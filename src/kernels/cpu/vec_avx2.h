@@ -192,11 +192,11 @@ FORCE_INLINE vec bf16_widen(__m128i bits)
 FORCE_INLINE __m256i halves_load(const uint16_t *p, int count)
 {
   __m128i high = count > 8 ? part_load(p + 8, 2 * count - 16) : _mm_setzero_si128();
-  return _mm256_set_m128i(high, part_load(p, count > 8 ? 16 : 2 * count));
+  return _mm256_set_m128i(high, part_load(p, 2 * (count < 8 ? count : 8)));
 }
 FORCE_INLINE void halves_store(uint16_t *p, __m256i x, int count)
 {
-  part_store(p, _mm256_castsi256_si128(x), count > 8 ? 16 : 2 * count);
+  part_store(p, _mm256_castsi256_si128(x), 2 * (count < 8 ? count : 8));
   if (count > 8) part_store(p + 8, _mm256_extracti128_si256(x, 1), 2 * count - 16);
 }
 /* Even columns of two vectors' and odd ones; `count` 0 means all of them. */
