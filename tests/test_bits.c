@@ -130,6 +130,25 @@ static void check_repetition(const kernel_group *group, bool all_threads)
   }
 }
 
+/* Bags without a skipped row, of all numbers of vectors for which kernels have loops of their own, the last one full or not; one
+ * of the bags is longer than a chunk. */
+static void check_vectors(const kernel_group *group, bool all_threads)
+{
+  enum { FIRST = 5, LAST = 36 };
+  if (group->category != SHEAF_CATEGORY_EMBEDDING || (group->kind != SHEAF_BAG_SUM && group->kind != SHEAF_BAG_MEAN)) return;
+  const int64_t lanes = group->element == SHEAF_F64 ? 4 : 8; /* of AVX2 */
+  for (int64_t vectors = FIRST; vectors <= LAST; vectors += is_switched_on("SHEAF_TEST_QUICK") ? 3 : 1) {
+    problem_spec spec = {.count = 500, .dim = vectors * lanes - (vectors % 2 ? 3 : 0), .rows = 23, .bags = 12};
+    choose_options(group, &spec, 270 + vectors);
+    spec.bad_share = spec.padding_share = 0;
+    spec.has_padding = spec.sharded = false;
+    spec.weighted = vectors / 2 % 2; /* both ways, each with rows that are whole vectors and rows that are not */
+    if (spec.bag_form == SHEAF_BAGS_MATRIX) spec.bag_form = SHEAF_BAGS_OFFSETS;
+    spec.longest_bag = 280;
+    check_problem(group, &spec, all_threads);
+  }
+}
+
 /* Options drawn at random, in small problems. */
 static void check_mixtures(const kernel_group *group, int64_t mixtures, bool all_threads)
 {
@@ -150,6 +169,7 @@ static void test_group_matches_the_bit_oracle(void **state)
   check_widths(group, all_threads);
   check_shapes(group, all_threads);
   check_repetition(group, all_threads);
+  check_vectors(group, all_threads);
   check_mixtures(group,
                  is_switched_on("SHEAF_TEST_LONG")    ? 300
                  : is_switched_on("SHEAF_TEST_QUICK") ? 2

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { ROWS = 9, ENTRIES = 600, MOST_BAGS = 7, MOST_DIM = 140 };
+enum { ROWS = 9, ENTRIES = 600, MOST_BAGS = 7, MOST_DIM = 270 };
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
