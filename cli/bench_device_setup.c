@@ -30,11 +30,12 @@ static void *own(bench_gpu *g, bench_setup *s, size_t bytes)
 {
   const size_t begin = (g->arena_used + OPERAND_BYTES - 1) / OPERAND_BYTES * OPERAND_BYTES;
   void *memory = NULL;
+  if (bytes == 0) bytes = 64;
   if (g->arena && begin < g->arena_bytes && bytes <= g->arena_bytes - begin) {
     g->arena_used = begin + bytes;
     return g->arena + begin;
   }
-  if (sheaf_device_alloc(g->device, bytes ? bytes : 64, &memory) != SHEAF_OK) return NULL;
+  if (sheaf_device_alloc(g->device, bytes, &memory) != SHEAF_OK) return NULL;
   s->memory[s->memories++] = memory;
   return memory;
 }

@@ -10,7 +10,7 @@ typedef struct bench_gpu {
   void *stream, *begin, *end, *flush;
   char *values;        /* random numbers that tables and gradients are copied from, ... */
   size_t values_bytes; /* ... so many of them */
-  char *arena;         /* what the operands of a case are taken from, NULL where the device has too little, ... */
+  char *arena;         /* what the operands of a case are taken from, NULL where the device is small, ... */
   size_t arena_bytes;  /* ... so large, ... */
   size_t arena_used;   /* ... so much of it by the case at hand */
   double copy;         /* bytes per second, read and written */

@@ -16,7 +16,7 @@ enum { OVER_IN_FLIGHT = 4 };   // rows in flight where the guess was wrong: no m
 // Blocks of a multiprocessor: as many as there are registers for, but for one or two that are spilled, and those that sum_ones
 // puts elsewhere (spill_to_shared).
 template <class E> struct GuessBlocks {
-  enum { FEW = E::WIDE > 4 ? 3 : 4, ONES = E::BITS >= 32 ? 10 : E::QUANTISED ? 6 : 8 };
+  enum { OF_FEW = E::WIDE > 4 ? 3 : 4, OF_ONES = E::BITS >= 32 ? 10 : E::QUANTISED ? 6 : 8 };
 };
 
 // What these kernels are given of a usual task (see Task): no more, since a launch with many bytes of parameters is up to a
@@ -251,7 +251,7 @@ __device__ __forceinline__ void do_over(const Task &t, const Team &m, uint32_t n
 
 // So many blocks fit that all are under way at once, where there is little to do.
 template <class E, int VE, int LANE_BITS>
-__global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::FEW) sum_few(const __grid_constant__ GuessTask given)
+__global__ void __launch_bounds__(BLOCK, GuessBlocks<E>::OF_FEW) sum_few(const __grid_constant__ GuessTask given)
 {
   const Task &t = task_of(given);
   __shared__ Part<E, VE> parts[BLOCK];
@@ -285,7 +285,7 @@ __device__ __forceinline__ void spill_to_shared()
 }
 
 template <class E, int VE, int LANE_BITS>
-__global__ void __launch_bounds__(ONES_BLOCK, GuessBlocks<E>::ONES) sum_ones(const __grid_constant__ GuessTask given)
+__global__ void __launch_bounds__(ONES_BLOCK, GuessBlocks<E>::OF_ONES) sum_ones(const __grid_constant__ GuessTask given)
 {
   enum { LANES = 1 << LANE_BITS, ROWERS = WARP / LANES, GROUPS = ROWERS * ONES, PAST = LANES * 16 <= 128 };
   static_assert(GROUPS <= WARP, "each lane asks for one offset, the first for one more");
