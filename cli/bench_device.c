@@ -60,10 +60,8 @@ static int open_device(bench_gpu *g, int number, json_t *root)
   BENCH_TRY(sheaf_event_make(g->device, &g->end));
   BENCH_TRY(sheaf_device_alloc(g->device, flush_bytes, &g->flush));
   if (!make_values(g) || !measure_copy(g)) return 0;
-  if ((size_t)info.memory_bytes >= 5 * arena_bytes) { /* that table fits beside it */
-    BENCH_TRY(sheaf_device_alloc(g->device, arena_bytes, (void **)&g->arena));
-    g->arena_bytes = arena_bytes;
-  }
+  const bool roomy = (size_t)info.memory_bytes >= 5 * arena_bytes; /* that table fits beside it */
+  if (roomy && sheaf_device_alloc(g->device, arena_bytes, (void **)&g->arena) == SHEAF_OK) g->arena_bytes = arena_bytes;
   json_object_set_new(json_object_get(root, "machine"), "device", json_string(info.name));
   json_array_append_new(json_object_get(root, "ceilings"),
                         json_pack("{s:s, s:i, s:i, s:f, s:s}", "ceiling", "copy", "row_bytes", 0, "threads", 1, "gbps",
