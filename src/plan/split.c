@@ -52,7 +52,7 @@ int shf_plan_worth(int64_t bytes, int limit)
   return shares >= 2 && shares >= limit / THREADS_A_SHARE ? limit : 1;
 }
 
-enum { CACHED_BYTES = 1 << 20, AHEAD_LEAST = 8, STREAM_BYTES = 8 << 20 };
+enum { CACHED_BYTES = 1 << 20, AHEAD_LEAST = 8, STREAM_BYTES = 4 << 20 };
 
 int64_t shf_plan_ahead(int64_t rows, int64_t row_bytes, int64_t bytes, int64_t most)
 {

@@ -103,13 +103,19 @@ static inline element element_of(acc value) { return shf_f32_to_bf16(value); }
 static inline element element_of(acc value) { return value; }
 #endif
 
+/* The compiler takes this pointer as it is: what is at constant distances from it is addressed by it, and not by sums that are
+ * worked out before a loop and fill its registers. */
+#define FIXED(pointer) __asm__("" : "+r"(pointer))
+
 #define FORCE_INLINE static inline __attribute__((always_inline))
 
 /* Before a loop over the vectors of a tile: its arrays are registers only when it is unrolled. */
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
+#define UNROLLED_TWICE _Pragma("unroll 2")
 #else
 #define UNROLLED _Pragma("GCC unroll 16")
+#define UNROLLED_TWICE _Pragma("GCC unroll 2")
 #endif
 
 #endif
