@@ -112,7 +112,7 @@ static inline element element_of(acc value) { return value; }
 /* Before a loop over the vectors of a tile: its arrays are registers only when it is unrolled. */
 #if defined(__clang__)
 #define UNROLLED _Pragma("unroll")
-#define UNROLLED_TWICE _Pragma("unroll 2")
+#define UNROLLED_TWICE _Pragma("unroll 2") /* a loop over columns */
 #else
 #define UNROLLED _Pragma("GCC unroll 16")
 #define UNROLLED_TWICE _Pragma("GCC unroll 2")
