@@ -235,18 +235,21 @@ static void check_reductions(const sheaf_sku *sku, int64_t rows, bool few_rows)
   desc.bags = few_rows ? desc.indices / 2 : 1;
   for (desc.dim = 1; desc.dim < 1100; desc.dim++) {
     sheaf_plan *plan = embedding_plan(&desc, &wish);
-    const bool is_short = sheaf_dtype_row_bytes(desc.dtype, desc.dim) < 320;
-    const bool beside = has_beside && shf_core_asks_beside() && is_short && !few_rows && plan->ahead > 0;
+    const int64_t bytes = sheaf_dtype_row_bytes(desc.dtype, desc.dim);
+    const bool floats = desc.dtype == SHEAF_F32 || desc.dtype == SHEAF_F64;
+    const bool in_bursts = floats && bytes >= 320 && bytes <= 640 && plan->threads > 4;
+    const bool beside = has_beside && shf_core_asks_beside() && !few_rows && plan->ahead > 0;
     assert_true(plan->ahead > 0 || rows < 1000);
     assert_non_null(plan->reduce);
-    assert_true(plan->reduce == (beside ? plan->row->reduce_beside : plan->row->reduce));
+    assert_true(plan->reduce_often == (beside ? plan->row->reduce_beside : plan->row->reduce));
+    assert_true(plan->reduce == (in_bursts ? plan->row->reduce : plan->reduce_often));
     assert_int_equal(plan->row->reduce_beside != NULL, has_beside);
     sheaf_plan_free(plan);
   }
 }
 
 /* SHEAF_TEST_BESIDE says what CPUs with AVX-512 differ in. */
-static void test_short_rows_from_memory_are_asked_for_as_the_cpu_likes_it(void **state)
+static void test_rows_from_memory_are_asked_for_as_the_cpu_likes_it(void **state)
 {
   (void)state;
   const char *wish = getenv("SHEAF_TEST_BESIDE");
@@ -273,7 +276,7 @@ int main(void)
       cmocka_unit_test(test_positions_outside_of_the_list_are_refused),
       cmocka_unit_test(test_every_available_row_runs_under_its_name),
       cmocka_unit_test(test_the_best_kernel_is_chosen_for_every_op),
-      cmocka_unit_test(test_short_rows_from_memory_are_asked_for_as_the_cpu_likes_it),
+      cmocka_unit_test(test_rows_from_memory_are_asked_for_as_the_cpu_likes_it),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

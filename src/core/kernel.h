@@ -8,7 +8,7 @@
  * Reductions follow one order, whoever does the adding: a tree of fan-in SHF_FAN_IN over a group's places. Two
  * levels of it, SHF_CHUNK places, are one term of the levels above. A group (bag, segment, table row) that spans
  * several parts is *cut* at multiples of SHF_CHUNK from its start: each chunk's term goes to a slot in `partials`,
- * and after a barrier the join stage adds the slots in order. The cuts depend on threads; the sums do not. */
+ * and the join adds the slots in order, once all are there. The cuts depend on threads; the sums do not. */
 #ifndef SHF_CORE_KERNEL_H
 #define SHF_CORE_KERNEL_H
 
@@ -21,9 +21,6 @@ enum { SHF_FAN_IN = 16, SHF_CHUNK = SHF_FAN_IN * SHF_FAN_IN };
 
 /* Rows are asked for at most so many entries early, by a reduction and by a copy. */
 enum { SHF_MOST_AHEAD = 128, SHF_MOST_AHEAD_COPY = 256 };
-
-/* Only rows shorter than this may be given to `reduce_beside`. */
-enum { SHF_BESIDE_BYTES = 320 };
 
 /* Rows of one operand, once per problem of a batch. Strides in bytes; a batch stride of 0 shares the rows. */
 typedef struct shf_matrix {
@@ -51,6 +48,9 @@ typedef enum shf_transform {
   SHF_LOAD_IS_ZERO = 2      /* ... and the number of zeros */
 } shf_transform;
 
+/* Whether indices name the same rows again and again, so that many of these lie in the caches. */
+typedef enum shf_repetition { SHF_REPEAT_UNKNOWN = 0, SHF_REPEAT_NOT = 1, SHF_REPEAT_OFTEN = 2 } shf_repetition;
+
 typedef struct shf_job {
   sheaf_category category;
   /* one problem's extents */
@@ -64,6 +64,7 @@ typedef struct shf_job {
   int64_t padding;    /* the index that is skipped; -1: none */
   int64_t ahead;      /* entries whose rows are fetched early; 0: the rows fit the cache */
   int64_t row_bytes;  /* of a source row */
+  shf_repetition repeats; /* bags whose rows are fetched early: how to ask for them */
   int fetch_source;   /* table gradient: rows of the source are fetched early too, not only those of the target */
   /* operands */
   shf_matrix source;   /* what is read by row: table, data, gradient of the output */
@@ -130,8 +131,8 @@ typedef struct shf_kernel_row {
   shf_part_fn *prepare; /* what backward needs first: mean's divisors, the extreme again, products and zeros */
   shf_join_fn *prepare_join;
   shf_part_fn *apply; /* entry by entry: lookup, weights' gradient, segment backward */
-  shf_part_fn *reduce_beside; /* NULL, or the same as `reduce`, with the same join, for jobs that fetch rows `ahead`,
-                               * all shorter than SHF_BESIDE_BYTES: may be faster where shf_core_asks_beside says so */
+  shf_part_fn *reduce_beside; /* NULL, or the same as `reduce`, with the same join, for jobs that fetch rows `ahead`: may be
+                               * faster where shf_core_asks_beside says so */
 } shf_kernel_row;
 
 /* Bytes of one slot: dim terms and the sum of weights (extremes: dim values and their positions), and the number of

@@ -26,7 +26,7 @@ void shf_plan_parallel(int threads, shf_task *task, void *context)
 }
 
 /* SHEAF_TEST_SPLIT=1 makes every run use all the threads it may, fetch rows early and store past the cache, so that
- * small problems of tests take the ways of large ones; 2 only the first of these. */
+ * small problems of tests take the ways of large ones; 2 only the first of these. Both join smaller groups together. */
 enum { SPLIT_AS_LARGE = 1, SPLIT_THREADS = 2 };
 static int test_split(void)
 {
@@ -81,7 +81,9 @@ typedef struct boundary {
   int64_t entry, group;
   int64_t start, end;
   int64_t slot; /* cut: slot of the group's first chunk */
-  int cut, first_cut;
+  int cut;
+  int first;          /* cut: number of the first boundary in this group; there: */
+  atomic_int awaited; /* so many shares of it are not there yet */
 } boundary;
 
 typedef struct split {
@@ -214,8 +216,10 @@ static void find_boundaries(split *s)
     boundary *b = &s->bounds[t], *before = b - 1;
     *b = grouped_by_keys ? boundary_by_keys(s, place) : boundary_by_offsets(s, place);
     if (!b->cut) continue;
-    b->first_cut = !(before->cut && before->group == b->group);
-    b->slot = b->first_cut ? b->start / SHF_CHUNK + t : before->slot;
+    const int begins = !(before->cut && before->group == b->group);
+    b->first = begins ? t : before->first;
+    b->slot = begins ? b->start / SHF_CHUNK + t : before->slot;
+    s->bounds[b->first].awaited += begins ? 2 : 1;
   }
 }
 
@@ -272,35 +276,63 @@ static void run_entries(const split *s, int thread)
   }
 }
 
-static void run_share(void *context, int thread)
+/* ---- Joining ---- */
+
+static int64_t chunks_of(const boundary *b) { return (b->end - b->start + SHF_CHUNK - 1) / SHF_CHUNK; }
+
+/* A group of so many terms that all threads join it, once they are done with everything else. A smaller one is joined by the last
+ * of those that have a share of it: bags of 500 rows took 55 of 230 microseconds more on 16 cores when they waited for each other. */
+static int joins_together(const split *s, const boundary *b)
 {
-  const split *s = context;
-  if (s->stage->axis == SHF_BY_ENTRIES)
-    run_entries(s, thread);
-  else
-    run_groups(s, thread);
+  enum { TOGETHER_BYTES = 256 << 10, TOGETHER_BYTES_IN_TESTS = 4 << 10 };
+  return chunks_of(b) * s->stage->job->slot_bytes > (test_split() ? TOGETHER_BYTES_IN_TESTS : TOGETHER_BYTES);
 }
 
-/* Each thread joins some of the columns of every group that was cut. */
+static void join_columns(const split *s, const boundary *b, int thread, int64_t first, int64_t last)
+{
+  const shf_stage *stage = s->stage;
+  shf_cut cut = {.problem = b->group / stage->job->groups,
+                 .group = b->group % stage->job->groups,
+                 .slot = b->slot,
+                 .chunks = chunks_of(b),
+                 .first_column = first,
+                 .last_column = last,
+                 .scratch = stage->scratch + thread * stage->scratch_bytes};
+  stage->join(stage->job, &cut);
+}
+
+/* A thread has done its share of a group that was cut. */
+static void arrive(split *s, int boundary_number, int thread)
+{
+  boundary *b = &s->bounds[s->bounds[boundary_number].first];
+  if (joins_together(s, b)) return;
+  if (atomic_fetch_sub_explicit(&b->awaited, 1, memory_order_acq_rel) == 1) join_columns(s, b, thread, 0, s->stage->job->dim);
+}
+
+static void run_share(void *context, int thread)
+{
+  split *s = context;
+  if (s->stage->axis == SHF_BY_ENTRIES) {
+    run_entries(s, thread);
+    return;
+  }
+  run_groups(s, thread);
+  const boundary *from = &s->bounds[thread], *to = from + 1;
+  if (from->cut) arrive(s, thread, thread);
+  if (to->cut && !(from->cut && from->first == to->first)) arrive(s, thread + 1, thread);
+}
+
+/* Each thread joins some of the columns of every group that is joined together. */
 static void join_share(void *context, int thread)
 {
   const split *s = context;
-  const shf_stage *stage = s->stage;
   enum { UNIT = 16 };
-  int64_t dim = stage->job->dim, units = (dim + UNIT - 1) / UNIT;
-  int64_t first = units * thread / s->threads * UNIT, last = units * (thread + 1) / s->threads * UNIT;
-  if (first >= dim && !(dim == 0 && thread == 0)) return;
+  int64_t dim = s->stage->job->dim, units = (dim + UNIT - 1) / UNIT;
+  int64_t first = units * thread / s->threads * UNIT, last = smaller(units * (thread + 1) / s->threads * UNIT, dim);
+  if (first >= last && !(dim == 0 && thread == 0)) return;
   for (int t = 1; t < s->threads; t++) {
     const boundary *b = &s->bounds[t];
-    if (!b->cut || !b->first_cut) continue;
-    shf_cut cut = {.problem = b->group / stage->job->groups,
-                   .group = b->group % stage->job->groups,
-                   .slot = b->slot,
-                   .chunks = (b->end - b->start + SHF_CHUNK - 1) / SHF_CHUNK,
-                   .first_column = first,
-                   .last_column = smaller(last, dim),
-                   .scratch = stage->scratch + thread * stage->scratch_bytes};
-    if (cut.first_column < cut.last_column || dim == 0) stage->join(stage->job, &cut);
+    if (b->cut && b->first == t && joins_together(s, b)) join_columns(s, b, thread, first, last);
   }
 }
 
@@ -330,7 +362,7 @@ void shf_plan_run_stage(const shf_stage *stage)
   if (stage->axis != SHF_BY_ENTRIES) find_boundaries(&s);
   shf_plan_parallel(s.threads, run_share, &s);
   if (stage->axis == SHF_BY_ENTRIES) return;
-  int cuts = 0;
-  for (int t = 1; t < s.threads; t++) cuts += s.bounds[t].cut;
-  if (cuts) shf_plan_parallel(s.threads, join_share, &s);
+  int together = 0;
+  for (int t = 1; t < s.threads; t++) together |= s.bounds[t].cut && joins_together(&s, &s.bounds[t]);
+  if (together) shf_plan_parallel(s.threads, join_share, &s);
 }
