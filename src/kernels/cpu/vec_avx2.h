@@ -232,9 +232,20 @@ FORCE_INLINE __m128i bf16_round(vec x)
   __m256i near = bf16_nearest(x);
   return _mm_packus_epi32(_mm256_castsi256_si128(near), _mm256_extracti128_si256(near, 1));
 }
-FORCE_INLINE __m256i bf16_round_pair(vec even, vec odd)
+static __attribute__((noinline, cold)) __m256i bf16_round_pair_nan(vec even, vec odd)
 {
   return _mm256_or_si256(bf16_nearest(even), _mm256_slli_epi32(bf16_nearest(odd), 16));
+}
+/* The upper half of each lane is the nearest one. */
+FORCE_INLINE __m256i bf16_nearest_above(vec x)
+{
+  __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+}
+FORCE_INLINE __m256i bf16_round_pair(vec even, vec odd)
+{
+  if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(even, odd, _CMP_UNORD_Q)) != 0, 0)) return bf16_round_pair_nan(even, odd);
+  return _mm256_blend_epi16(_mm256_srli_epi32(bf16_nearest_above(even), 16), bf16_nearest_above(odd), 0xaa);
 }
 FORCE_INLINE void bf16_store_pair(uint16_t *p, vec even, vec odd, int count)
 {
