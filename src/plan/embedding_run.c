@@ -158,7 +158,7 @@ static shf_repetition rows_repeat(const run *r, const shf_job *job)
   const int wide = r->desc->index_dtype == SHEAF_I64;
   int64_t sample[SAMPLE];
   int equal = 0;
-  if (step < LEAST_EACH || !job->ahead) return SHF_REPEAT_UNKNOWN;
+  if (step < LEAST_EACH || !r->plan->looks_for_repeats) return SHF_REPEAT_UNKNOWN;
   for (int i = 0; i < SAMPLE; i++) { /* not at equal distances, which might be a bag's length */
     const int64_t index = shf_plan_index_at(job->index.data, i * step + i * SCATTER % step, wide);
     const uint64_t row = (uint64_t)index - (uint64_t)job->row_begin;

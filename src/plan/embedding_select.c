@@ -263,6 +263,7 @@ static void choose_reduction(sheaf_plan *plan)
   const int in_bursts = plan->threads >= MANY_THREADS && !widens && plan->row_bytes >= LEAST && plan->row_bytes <= MOST;
   plan->reduce_often = beside ? row->reduce_beside : row->reduce;
   plan->reduce = in_bursts ? row->reduce : plan->reduce_often;
+  plan->looks_for_repeats = plan->ahead && (in_bursts || !beside);
 }
 
 sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const sheaf_preference *preference,

@@ -65,7 +65,8 @@ struct sheaf_plan {
   sheaf_segment_desc segment;
   const shf_kernel_row *row;
   shf_part_fn *reduce;       /* bags, forward: the one of the row's two reductions that is used, */
-  shf_part_fn *reduce_often; /* and where rows repeat often */
+  shf_part_fn *reduce_often; /* and where rows repeat often; */
+  int looks_for_repeats;     /* whether that is of use */
   const shf_device_api *api; /* NULL: the CPU. Otherwise it has the run, and these say where and with what: */
   DLDevice device;
   int64_t grouping_bytes, grouping_read_bytes;
