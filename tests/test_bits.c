@@ -153,6 +153,21 @@ static void check_vectors(const kernel_group *group, bool all_threads)
   }
 }
 
+/* Short bags, some of them empty, about as many as kernels read the ends of together; where the last one ends is told or not. */
+static void check_ends(const kernel_group *group, bool all_threads)
+{
+  static const int64_t bags[] = {1, 63, 64, 65, 128, 129};
+  if (group->category != SHEAF_CATEGORY_EMBEDDING || (group->kind != SHEAF_BAG_SUM && group->kind != SHEAF_BAG_MEAN)) return;
+  for (int64_t i = 0; i < 2 * (int64_t)(sizeof bags / sizeof *bags); i++) {
+    problem_spec spec = {.count = 3 * bags[i / 2], .dim = 16, .rows = 19, .bags = bags[i / 2]};
+    choose_options(group, &spec, 290 + i);
+    spec.bag_form = i % 2 ? SHEAF_BAGS_OFFSETS_END : SHEAF_BAGS_OFFSETS;
+    spec.bad_share = spec.padding_share = 0;
+    spec.has_padding = spec.sharded = false;
+    check_problem(group, &spec, all_threads);
+  }
+}
+
 /* Options drawn at random, in small problems. */
 static void check_mixtures(const kernel_group *group, int64_t mixtures, bool all_threads)
 {
@@ -174,6 +189,7 @@ static void test_group_matches_the_bit_oracle(void **state)
   check_shapes(group, all_threads);
   check_repetition(group, all_threads);
   check_vectors(group, all_threads);
+  check_ends(group, all_threads);
   check_mixtures(group,
                  is_switched_on("SHEAF_TEST_LONG")    ? 300
                  : is_switched_on("SHEAF_TEST_QUICK") ? 2

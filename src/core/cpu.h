@@ -19,7 +19,7 @@ enum { SHF_MAX_THREADS = 256 };
 /* Whether the CPU has instructions that round to bf16 (AVX512_BF16). */
 extern int shf_core_rounds_bf16;
 
-/* Whether AVX-512 kernels of bags are better off asking for short rows beside those that they reduce (ASK_BESIDE in
+/* Whether AVX-512 kernels of bags are better off asking for rows beside those that they reduce (ASK_BESIDE in
  * kernels/cpu/chunk.inc) than in bursts. */
 int shf_core_asks_beside(void);
 

@@ -150,7 +150,7 @@ static void run_lookup(const run *r)
 }
 
 /* By a sample, whose equal pairs are counted. (A power law with exponent 1.05 over ten million rows has 20, uniform indices have
- * none.) Of few entries nothing is known. */
+ * none.) Of few entries nothing is known; a batch is judged by its first problem. */
 static shf_repetition rows_repeat(const run *r, const shf_job *job)
 {
   enum { SAMPLE = 64, LEAST_EACH = 64, MANY = 4, SCATTER = 7919 };
