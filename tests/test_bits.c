@@ -2,7 +2,7 @@
  *
  * Kernels of one op, element and index type (one per instruction set) share their problems. Environment:
  * SHEAF_TEST_LONG=1 runs many more problems; SHEAF_TEST_QUICK=1 fewer, each with one thread and one other number;
- * SHEAF_TEST_ONLY=text keeps to ops whose name ("bag_sum.f16.i64") holds the text.
+ * SHEAF_TEST_ONLY=words keeps to ops whose name ("bag_sum.f16.i64") holds one of the words, between commas.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -221,48 +221,46 @@ static void test_a_set_without_kernels_is_refused(void **state)
   assert_int_equal(sheaf_set_isa(before), SHEAF_OK);
 }
 
-/* The reduction of a plan over so many rows, of any width there is, in bags of two rows or more; the row that the plan has
- * taken says which. */
-static void check_reductions(const sheaf_sku *sku, int64_t rows, bool few_rows)
+/* How a plan over so many rows, of any width there is, asks for them; the row that the plan has taken says which. */
+static void check_asking(const sheaf_sku *sku, int64_t rows, int wish_bytes)
 {
-  const bool has_beside = SHF_HAVE_BESIDE && sku->arch == SHEAF_ARCH_AVX512 && sku->kind != SHEAF_BAG_MAX;
   sheaf_embedding_desc desc = embedding_of((sheaf_embedding_kind)sku->kind);
   sheaf_preference wish = SHEAF_PREFERENCE_INIT;
   wish.kernel = sku->name;
   desc.dtype = sku->element;
   desc.index_dtype = sku->index_element;
   desc.rows = rows;
-  desc.bags = few_rows ? desc.indices / 2 : 1;
   for (desc.dim = 1; desc.dim < 1100; desc.dim++) {
     wish.threads = desc.dim % 2 ? 5 : 4;
+    if (desc.kind != SHEAF_LOOKUP) desc.bags = desc.dim % 3 ? 1 : desc.indices;
     sheaf_plan *plan = embedding_plan(&desc, &wish);
-    const int64_t bytes = sheaf_dtype_row_bytes(desc.dtype, desc.dim);
-    const bool floats = desc.dtype == SHEAF_F32 || desc.dtype == SHEAF_F64;
-    const bool in_bursts = floats && bytes >= 320 && bytes <= 640 && plan->threads > 4;
-    const bool beside = has_beside && shf_core_asks_beside() && !few_rows && plan->ahead > 0;
     assert_true(plan->ahead > 0 || rows < 1000);
-    assert_non_null(plan->reduce);
-    assert_true(plan->reduce_often == (beside ? plan->row->reduce_beside : plan->row->reduce));
-    assert_true(plan->reduce == (in_bursts ? plan->row->reduce : plan->reduce_often));
-    assert_int_equal(plan->row->reduce_beside != NULL, has_beside);
+    assert_true(plan->beside >= 0 && plan->beside_often >= plan->beside);
+    if (sku->arch == SHEAF_ARCH_SCALAR) assert_int_equal(plan->beside_often, 0); /* plain C has no such loops, ... */
+    if (sku->arch == SHEAF_ARCH_AVX2) assert_true(plan->beside > 0);            /* AVX2 no others, ... */
+    if (sku->arch == SHEAF_ARCH_AVX512 && !plan->ahead) assert_int_equal(plan->beside_often, 0);
+    if (sku->arch == SHEAF_ARCH_AVX512 && plan->ahead && wish_bytes >= 0) { /* and AVX-512 has both */
+      assert_int_equal(plan->beside, wish_bytes);
+      assert_int_equal(plan->beside_often, wish_bytes);
+    }
+    if (plan->beside != plan->beside_often && desc.kind != SHEAF_LOOKUP) assert_int_equal(plan->looks_for_repeats, plan->ahead > 0 && desc.kind != SHEAF_BAG_MAX);
     sheaf_plan_free(plan);
   }
 }
 
-/* SHEAF_TEST_BESIDE says what CPUs with AVX-512 differ in. */
+/* SHEAF_TEST_BESIDE says what CPUs differ in. */
 static void test_rows_from_memory_are_asked_for_as_the_cpu_likes_it(void **state)
 {
   (void)state;
   const char *wish = getenv("SHEAF_TEST_BESIDE");
-  if (wish && *wish) assert_int_equal(shf_core_asks_beside(), *wish == '1');
+  const int bytes = wish && *wish ? atoi(wish) : -1;
   for (int64_t i = 0; i < ROWS; i++) {
     int available;
     sheaf_sku sku = kernel_at(i, &available);
     if (!available || sku.category != SHEAF_CATEGORY_EMBEDDING) continue;
-    if (sku.kind != SHEAF_BAG_SUM && sku.kind != SHEAF_BAG_MEAN && sku.kind != SHEAF_BAG_MAX) continue;
-    check_reductions(&sku, 1 << 22, false);
-    check_reductions(&sku, 1 << 22, true);
-    check_reductions(&sku, 10, false);
+    if (sku.kind != SHEAF_LOOKUP && sku.kind != SHEAF_BAG_SUM && sku.kind != SHEAF_BAG_MEAN && sku.kind != SHEAF_BAG_MAX) continue;
+    check_asking(&sku, 1 << 22, bytes);
+    check_asking(&sku, 10, bytes);
   }
 }
 

@@ -30,23 +30,31 @@ static void __attribute__((constructor)) look_for_bf16(void)
 #endif
 }
 
-/* Bursts are best on Zen 4, the other on a Xeon (docs/performance.md). SHEAF_TEST_BESIDE=0 or 1 decides it for tests, so
- * that any CPU with AVX-512 can show that both ways lead to the same bits. */
-int shf_core_asks_beside(void)
+#if defined(__x86_64__)
+static shf_cpu_kind detect_kind(void)
+{
+  enum { EXTENDED = 15, ZEN_5 = 0x1a };
+  unsigned a, b, c, d;
+  __builtin_cpu_init();
+  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return SHF_CPU_OTHER;
+  unsigned family = a >> 8 & 15;
+  if (family == EXTENDED) family += a >> 20 & 255;
+  return family < ZEN_5 ? SHF_CPU_ZEN4 : SHF_CPU_ZEN5;
+}
+#else
+static shf_cpu_kind detect_kind(void) { return SHF_CPU_OTHER; }
+#endif
+
+/* Asking the CPU takes microseconds on a virtual machine, so it is asked once. */
+shf_cpu_kind shf_core_cpu_kind(void)
 {
   static atomic_int known = -1;
-  int asks = atomic_load_explicit(&known, memory_order_relaxed);
-  if (asks >= 0) return asks;
-  const char *wish = secure_getenv("SHEAF_TEST_BESIDE");
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  asks = !__builtin_cpu_is("amd");
-#else
-  asks = 0;
-#endif
-  if (wish && (*wish == '0' || *wish == '1')) asks = *wish == '1';
-  atomic_store_explicit(&known, asks, memory_order_relaxed);
-  return asks;
+  int kind = atomic_load_explicit(&known, memory_order_relaxed);
+  if (kind < 0) {
+    kind = (int)detect_kind();
+    atomic_store_explicit(&known, kind, memory_order_relaxed);
+  }
+  return (shf_cpu_kind)kind;
 }
 
 static void after_fork_in_child(void) { atomic_store(&alone, 1); }
@@ -89,7 +97,7 @@ static sheaf_isa detect_isa(void)
 #endif
 }
 
-/* Asking the CPU takes microseconds on a virtual machine, so it is asked once. */
+/* Asked once, too. */
 sheaf_isa sheaf_isa_best(void)
 {
   static atomic_int known = -1;

@@ -19,9 +19,10 @@ enum { SHF_MAX_THREADS = 256 };
 /* Whether the CPU has instructions that round to bf16 (AVX512_BF16). */
 extern int shf_core_rounds_bf16;
 
-/* Whether AVX-512 kernels of bags are better off asking for rows beside those that they reduce (ASK_BESIDE in
- * kernels/cpu/chunk.inc) than in bursts. */
-int shf_core_asks_beside(void);
+/* CPUs that differ in how rows from memory had better be asked for (plan/asking.c). ZEN4 and ZEN5 stand for AMD's with AVX-512, up to
+ * family 19h and from 1Ah on. */
+typedef enum shf_cpu_kind { SHF_CPU_OTHER, SHF_CPU_ZEN4, SHF_CPU_ZEN5 } shf_cpu_kind;
+shf_cpu_kind shf_core_cpu_kind(void);
 
 /* As many of these threads as OpenMP would ever make, and no more than SHF_MAX_THREADS. */
 int shf_core_cap_threads(int threads);

@@ -63,6 +63,7 @@ typedef struct shf_job {
   int64_t total_rows; /* ... of a table of this many */
   int64_t padding;    /* the index that is skipped; -1: none */
   int64_t ahead;      /* entries whose rows are fetched early; 0: the rows fit the cache */
+  int beside;         /* so many bytes ahead, line by line, each beside a line that is worked on; 0: many rows at once */
   int64_t row_bytes;  /* of a source row */
   shf_repetition repeats; /* bags whose rows are fetched early: how to ask for them */
   int fetch_source;   /* table gradient: rows of the source are fetched early too, not only those of the target */
@@ -131,8 +132,6 @@ typedef struct shf_kernel_row {
   shf_part_fn *prepare; /* what backward needs first: mean's divisors, the extreme again, products and zeros */
   shf_join_fn *prepare_join;
   shf_part_fn *apply; /* entry by entry: lookup, weights' gradient, segment backward */
-  shf_part_fn *reduce_beside; /* NULL, or the same as `reduce`, with the same join, for jobs that fetch rows `ahead`: may be
-                               * faster where shf_core_asks_beside says so */
 } shf_kernel_row;
 
 /* Bytes of one slot: dim terms and the sum of weights (extremes: dim values and their positions), and the number of

@@ -26,15 +26,6 @@
 SHF_ROW_TABLES(SHF_X)
 #undef SHF_X
 
-/* Bags of AVX-512 once more (`reduce_beside` of a row): shf_kernels_bag_sum_beside_f32_i64 and so on. */
-#define SHF_BESIDE_NAME(name, element, index) shf_kernels_##name##_beside_##element##_##index
-#define SHF_BESIDE(name, element, index) SHF_BESIDE_NAME(name, element, index)
-#define SHF_X(isa, element, rows)                                                            \
-  shf_part_fn SHF_BESIDE(bag_sum, element, i32), SHF_BESIDE(bag_sum, element, i64),          \
-      SHF_BESIDE(bag_mean, element, i32), SHF_BESIDE(bag_mean, element, i64);
-SHF_AVX512_TABLES(SHF_X)
-#undef SHF_X
-
 /* Nearest rows: one kernel per file. */
 #define SHF_X(isa, element, rows) extern const shf_nearest_kernel shf_nearest_##isa##_##element;
 SHF_ROW_TABLES(SHF_X)

@@ -145,6 +145,7 @@ static void run_lookup(const run *r)
   job.source = operand(r, SHF_EMBEDDING_table);
   job.target = operand(r, SHF_EMBEDDING_out);
   job.ahead = r->plan->ahead;
+  job.beside = r->plan->beside;
   job.stream = streams(r, &job, job.entries);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * r->plan->row_bytes));
 }
@@ -183,8 +184,8 @@ static void run_bags(const run *r)
   job.stream = streams(r, &job, job.groups);
   int64_t bytes = job.entries * (8 + r->plan->row_bytes) + job.groups * (8 + r->plan->row_bytes);
   job.repeats = rows_repeat(r, &job);
-  run_stage(r, &job, SHF_BY_OFFSETS, job.repeats == SHF_REPEAT_OFTEN ? r->plan->reduce_often : r->plan->reduce, r->plan->row->join,
-            bytes);
+  job.beside = job.repeats == SHF_REPEAT_OFTEN ? r->plan->beside_often : r->plan->beside;
+  run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->reduce, r->plan->row->join, bytes);
 }
 
 static shf_matrix divisors(const run *r)

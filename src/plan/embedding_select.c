@@ -250,27 +250,6 @@ static int is_bag_forward(sheaf_embedding_kind kind)
   return kind == SHEAF_BAG_SUM || kind == SHEAF_BAG_MEAN || kind == SHEAF_BAG_MAX;
 }
 
-/* On a Xeon rows from memory that are asked for beside others are summed 0.9 to 1.5 times as fast in bags of 5 rows and more, with
- * one thread and with 16, but for rows of 400 and 512 bytes of floats that do not repeat: with 8 threads and 16 they take up to a
- * sixth longer (not those of 256 and 1024 bytes, nor any with 4 threads: the bounds lie between). Bags of one row are at 0.82 to
- * 0.91, maxima at 0.80 to 1.00 but for one.
- *
- * Kernels of AVX2 and those that ask in bursts want to know whether rows repeat (bag_asking in kernels/cpu/bag.inc); that costs two
- * microseconds. */
-static void choose_reduction(sheaf_plan *plan)
-{
-  enum { MANY_THREADS = 5, LEAST = 320, MOST = 640, LEAST_ASKED = 256 };
-  const shf_kernel_row *row = plan->row;
-  const sheaf_embedding_desc *d = &plan->embedding;
-  const int widens = shf_core_dtype_acc(d->dtype) != d->dtype;
-  const int beside = row->reduce_beside && plan->ahead && d->indices / 2 > d->bags && shf_core_asks_beside();
-  const int in_bursts = beside && plan->threads >= MANY_THREADS && !widens && plan->row_bytes >= LEAST && plan->row_bytes <= MOST;
-  plan->reduce_often = beside ? row->reduce_beside : row->reduce;
-  plan->reduce = in_bursts ? row->reduce : plan->reduce_often;
-  const int asks_by_it = row->arch == SHEAF_ARCH_AVX2 || (row->arch == SHEAF_ARCH_AVX512 && plan->row_bytes >= LEAST_ASKED);
-  plan->looks_for_repeats = plan->ahead && d->kind != SHEAF_BAG_MAX && (in_bursts || (!beside && asks_by_it));
-}
-
 sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const sheaf_preference *preference,
                                     sheaf_plan **plan)
 {
@@ -304,7 +283,7 @@ sheaf_status sheaf_embedding_select(const sheaf_embedding_desc *desc, const shea
   } else {
     SHF_TRY(lay_out(&made));
     SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
-    if (is_bag_forward(d->kind)) choose_reduction(&made);
+    shf_plan_choose_asking(&made);
   }
   describe_operands(&made);
   shf_plan_finish_specs(&made);

@@ -64,9 +64,8 @@ struct sheaf_plan {
   sheaf_embedding_desc embedding; /* normalised: defaults filled in */
   sheaf_segment_desc segment;
   const shf_kernel_row *row;
-  shf_part_fn *reduce;       /* bags, forward: the one of the row's two reductions that is used, */
-  shf_part_fn *reduce_often; /* and where rows repeat often; */
-  int looks_for_repeats;     /* whether that is of use */
+  int beside, beside_often; /* how rows from memory are asked for (beside in a job); where rows repeat often; */
+  int looks_for_repeats;    /* and whether a run looks if they do */
   const shf_device_api *api; /* NULL: the CPU. Otherwise it has the run, and these say where and with what: */
   DLDevice device;
   int64_t grouping_bytes, grouping_read_bytes;
@@ -132,6 +131,9 @@ sheaf_status shf_plan_check_struct(size_t known_bytes, const void *given, const 
 /* Chooses plan->row by category, kind, element, index, preference; needs plan->layout. */
 sheaf_status shf_plan_choose(sheaf_plan *plan, uint16_t kind, sheaf_dtype element, sheaf_dtype index,
                              const sheaf_preference *preference);
+
+/* Sets how the plan's kernel asks for rows from memory: beside, beside_often, looks_for_repeats. */
+void shf_plan_choose_asking(sheaf_plan *plan);
 
 /* Threads that the preference allows, or INVALID_PROBLEM for a preference that makes no sense. */
 sheaf_status shf_plan_preference(const sheaf_preference *given, sheaf_preference *known, int *threads);

@@ -119,6 +119,7 @@ static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped
   if (grouped) job->grouped = *grouped;
   if (grouped && grouped->payload_is_value) job->source = (shf_matrix){(char *)grouped->entries, 8, 0};
   job->ahead = grouped ? r->plan->ahead : 0;
+  job->beside = job->ahead ? r->plan->beside : 0;
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
 }

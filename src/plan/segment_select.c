@@ -208,6 +208,7 @@ sheaf_status sheaf_segment_select(const sheaf_segment_desc *desc, const sheaf_pr
   } else {
     SHF_TRY(lay_out(&made));
     SHF_TRY(shf_plan_choose(&made, (uint16_t)d->kind, d->dtype, d->index_dtype, &wishes));
+    shf_plan_choose_asking(&made);
   }
   describe_operands(&made);
   shf_plan_finish_specs(&made);

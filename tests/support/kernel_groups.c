@@ -24,6 +24,19 @@ static kernel_group *group_of(kernel_group *groups, int64_t *count, const sheaf_
   return group;
 }
 
+/* Whether a name holds one of the words of a list with commas. */
+static int holds_one_of(const char *name, const char *words)
+{
+  char list[256];
+  snprintf(list, sizeof list, "%s", words);
+  for (char *rest = list, *word = strtok_r(list, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest)) {
+    if (strstr(name, word) != NULL) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
 int64_t kernel_groups_read(kernel_group *groups, const char *only)
 {
   int64_t count = 0;
@@ -43,7 +56,7 @@ int64_t kernel_groups_read(kernel_group *groups, const char *only)
   }
   int64_t kept = 0;
   for (int64_t i = 0; i < count; i++) { /* numbers stay as they are, so that a group's problems do too */
-    if (only == NULL || strstr(groups[i].name, only) != NULL) {
+    if (only == NULL || holds_one_of(groups[i].name, only)) {
       groups[kept++] = groups[i];
     }
   }

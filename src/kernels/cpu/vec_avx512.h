@@ -10,7 +10,8 @@
 
 #define VEC_ISA avx512
 #define VEC_ARCH SHEAF_ARCH_AVX512
-#define VEC_HAS_BESIDE SHF_HAVE_BESIDE /* whether there are files of bags that ask beside, too (bags_beside.inc) */
+#define VEC_ASKS_BESIDE 1 /* both, and the job says which: see ASK_BESIDE */
+#define VEC_ASKS_IN_BURSTS 1
 
 /* Words that differ between float and double only in the suffix of their instruction. */
 #if ELEMENT_WIDE
@@ -32,10 +33,7 @@ typedef __m512i vint;
 
 FORCE_INLINE vmask first_lanes(int lanes) { return (vmask)((1u << lanes) - 1); }
 #define LOAD_AFTER(pointer, x) __asm__("" : "+r"(pointer) : "v"(x))
-#if defined(BAGS_BESIDE)
-#define VEC_ASKS_BESIDE 1 /* see ASK_BESIDE */
 #define FETCH_BEFORE(pointer, line) __asm__ volatile("prefetcht0 %1" : "+r"(pointer) : "m"(*(const char *)(line)))
-#endif
 FORCE_INLINE int run_of_i32(const int32_t *p, int32_t key)
 {
   return __builtin_ctz(~(unsigned)_mm512_cmpeq_epi32_mask(_mm512_loadu_si512(p), _mm512_set1_epi32(key)));

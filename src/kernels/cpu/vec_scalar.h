@@ -13,7 +13,8 @@
  *   u4_load                    nibbles (low one first), dequantised by the row's nibble_code
  *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
  *   FETCH_BEFORE(pointer, line) asks for a line before any later load by this pointer, where there is VEC_ASKS_BESIDE
- *                              (VEC_ASKS_TWICE: sums ask for it once more; see ASK_BESIDE in chunk.inc)
+ *                              (VEC_ASKS_TWICE: sums ask for it once more; VEC_ASKS_IN_BURSTS: rows may also be asked for
+ *                              many at once; see ASK_BESIDE in chunk.inc)
  *   nibble_code_load           the nibble_code at a row's end, where there is NIBBLE_CODE_LOAD; else nibble_code_of
  *   vec_fold                   all lanes, added by halves: lane j takes j + VEC_LANES / 2, and so on down to one
  *   vec_fold_four(to, p)       the same of four vectors, which takes fewer steps than one by one
@@ -30,6 +31,7 @@
 
 #define VEC_ISA scalar
 #define VEC_ARCH SHEAF_ARCH_SCALAR
+#define VEC_ASKS_IN_BURSTS 1
 #if SHF_HAVE_AVX2 || SHF_HAVE_AVX512
 #define VEC_IS_FALLBACK 1
 #endif

@@ -1,0 +1,96 @@
+/* asking.c: how kernels ask for rows from memory: line by line, each beside a line that is worked on, and how far ahead; or many
+ * rows at once, in bursts. ASK_BESIDE in kernels/cpu/chunk.inc says what both are. */
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "core/cpu.h"
+#include "plan/plan_impl.h"
+
+/* So many bytes ahead, and where rows repeat, so that many of them come from the caches. Measured with one thread, sums of 256
+ * bytes a row: on Zen 5 in bursts 2.1 ms, 4, 12 and 24 KiB ahead 1.37, 1.12 and 1.17; skewed 1.29, 1.00, 0.67 and 0.53. On a Xeon
+ * with 16 threads 8 KiB are up to 7 % slower than 4, with one thread as much faster where rows repeat. */
+typedef struct distance {
+  int beside, often; /* 0: in bursts */
+} distance;
+
+enum { KIB = 1 << 10 };
+static const distance with_avx2 = {4 * KIB, 10 * KIB};
+static const distance with_avx512[] = {
+    [SHF_CPU_ZEN4] = {0, 0}, [SHF_CPU_ZEN5] = {12 * KIB, 24 * KIB}, [SHF_CPU_OTHER] = {4 * KIB, 4 * KIB}};
+
+/* SHEAF_TEST_BESIDE=0: in bursts, n: n bytes ahead, wherever a kernel can do so. Thus any CPU shows that all ways lead to the same
+ * bits. -1: not set. */
+static int test_beside(void)
+{
+  static atomic_int known = -2;
+  int wish = atomic_load_explicit(&known, memory_order_relaxed);
+  if (wish > -2) return wish;
+  const char *text = secure_getenv("SHEAF_TEST_BESIDE");
+  wish = text && *text >= '0' && *text <= '9' ? atoi(text) : -1;
+  atomic_store_explicit(&known, wish, memory_order_relaxed);
+  return wish;
+}
+
+static int is_lookup(const sheaf_plan *plan)
+{
+  return plan->category == SHEAF_CATEGORY_EMBEDDING && plan->embedding.kind == SHEAF_LOOKUP;
+}
+
+static int is_bag_sum(const sheaf_plan *plan)
+{
+  return plan->category == SHEAF_CATEGORY_EMBEDDING &&
+         (plan->embedding.kind == SHEAF_BAG_SUM || plan->embedding.kind == SHEAF_BAG_MEAN);
+}
+
+/* Kernels of AVX-512 have products in bursts only. */
+static int is_product(const sheaf_plan *plan)
+{
+  if (plan->category != SHEAF_CATEGORY_SEGMENT) return 0;
+  const sheaf_segment_kind kind = plan->segment.kind;
+  return kind == SHEAF_SEGMENT_PROD || kind == SHEAF_SEGMENT_PROD_BACKWARD || kind == SHEAF_UNSORTED_SEGMENT_PROD ||
+         kind == SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD;
+}
+
+/* What a Xeon is better off with in bursts. Lookups of 512 bytes a row take 8 % less so; bags of one row 4 to 11 %; floats of 320 to
+ * 640 bytes a row that do not repeat, with more than four threads, 14 %, whereas 256 and 1024 bytes take 15 and 6 % more. */
+static distance on_other_cpus(const sheaf_plan *plan, distance d)
+{
+  enum { MANY_THREADS = 5, LEAST = 320, MOST = 640 };
+  const sheaf_embedding_desc *desc = &plan->embedding;
+  if (is_lookup(plan)) return (distance){0, 0};
+  if (!is_bag_sum(plan)) return d;
+  if (desc->indices / 2 <= desc->bags) return (distance){0, 0};
+  const int widens = shf_core_dtype_acc(desc->dtype) != desc->dtype;
+  if (plan->threads >= MANY_THREADS && !widens && plan->row_bytes >= LEAST && plan->row_bytes <= MOST) d.beside = 0;
+  if (plan->threads == 1) d.often *= 2;
+  return d;
+}
+
+/* Whether a run is to find out if rows repeat, which takes two microseconds: bags in bursts are asked for otherwise then, too
+ * (bag_asking in kernels/cpu/bag.inc). */
+static int looks_for_repeats(const sheaf_plan *plan, distance d)
+{
+  enum { LEAST_IN_BURSTS = 256 };
+  if (!plan->ahead || !is_bag_sum(plan)) return 0;
+  return d.beside != d.often || (d.beside == 0 && plan->row_bytes >= LEAST_IN_BURSTS);
+}
+
+static distance choose(const sheaf_plan *plan)
+{
+  const distance in_bursts = {0, 0};
+  const int test = test_beside();
+  const shf_cpu_kind cpu = shf_core_cpu_kind();
+  if (plan->row->arch == SHEAF_ARCH_AVX2) return test > 0 ? (distance){test, test} : with_avx2;
+  if (plan->row->arch != SHEAF_ARCH_AVX512 || !plan->ahead || is_product(plan)) return in_bursts;
+  if (test >= 0) return (distance){test, test};
+  return cpu == SHF_CPU_OTHER ? on_other_cpus(plan, with_avx512[cpu]) : with_avx512[cpu];
+}
+
+void shf_plan_choose_asking(sheaf_plan *plan)
+{
+  const distance d = choose(plan);
+  plan->beside = d.beside;
+  plan->beside_often = d.often;
+  plan->looks_for_repeats = looks_for_repeats(plan, d);
+}
