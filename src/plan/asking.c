@@ -43,10 +43,17 @@ static int is_bag_sum(const sheaf_plan *plan)
          (plan->embedding.kind == SHEAF_BAG_SUM || plan->embedding.kind == SHEAF_BAG_MEAN);
 }
 
-/* Kernels of AVX-512 have products in bursts only. */
-static int is_product(const sheaf_plan *plan)
+static int is_gradient(const sheaf_plan *plan)
 {
-  if (plan->category != SHEAF_CATEGORY_SEGMENT) return 0;
+  if (plan->category != SHEAF_CATEGORY_EMBEDDING) return 0;
+  const sheaf_embedding_kind kind = plan->embedding.kind;
+  return kind == SHEAF_LOOKUP_BACKWARD || kind == SHEAF_BAG_SUM_BACKWARD || kind == SHEAF_BAG_MEAN_BACKWARD;
+}
+
+/* Kernels of AVX-512 have products, and sums whose weights are scaled, in bursts only. */
+static int has_bursts_only(const sheaf_plan *plan)
+{
+  if (plan->category != SHEAF_CATEGORY_SEGMENT) return plan->embedding.scale_grad_by_freq;
   const sheaf_segment_kind kind = plan->segment.kind;
   return kind == SHEAF_SEGMENT_PROD || kind == SHEAF_SEGMENT_PROD_BACKWARD || kind == SHEAF_UNSORTED_SEGMENT_PROD ||
          kind == SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD;
@@ -81,8 +88,8 @@ static distance choose(const sheaf_plan *plan)
   const distance in_bursts = {0, 0};
   const int test = test_beside();
   const shf_cpu_kind cpu = shf_core_cpu_kind();
-  if (plan->row->arch == SHEAF_ARCH_AVX2) return test > 0 ? (distance){test, test} : with_avx2;
-  if (plan->row->arch != SHEAF_ARCH_AVX512 || !plan->ahead || is_product(plan)) return in_bursts;
+  if (plan->row->arch == SHEAF_ARCH_AVX2) return is_gradient(plan) ? in_bursts : test > 0 ? (distance){test, test} : with_avx2;
+  if (plan->row->arch != SHEAF_ARCH_AVX512 || !plan->ahead || has_bursts_only(plan)) return in_bursts;
   if (test >= 0) return (distance){test, test};
   return cpu == SHF_CPU_OTHER ? on_other_cpus(plan, with_avx512[cpu]) : with_avx512[cpu];
 }

@@ -253,8 +253,9 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.ahead = shf_plan_ahead(d->rows, job.row_bytes, SHF_UPDATE_AHEAD, SHF_MOST_AHEAD);
   job.fetch_source =
       (d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags) > SOURCE_CACHED_BYTES / (job.row_bytes + 1);
+  job.beside = job.ahead && !job.stream ? r->plan->beside : 0;
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
-    job.ahead = 0;
+    job.ahead = job.beside = 0;
     if (job.fill) clear_table_grad(r);
     job.fill = 0;
     job.columns = d->dim;
