@@ -19,8 +19,8 @@ enum { SHF_MAX_THREADS = 256 };
 /* Whether the CPU has instructions that round to bf16 (AVX512_BF16). */
 extern int shf_core_rounds_bf16;
 
-/* CPUs that differ in how rows from memory had better be asked for (plan/asking.c). ZEN4 and ZEN5 stand for AMD's with AVX-512, up to
- * family 19h and from 1Ah on. */
+/* CPUs that differ in how rows from memory had better be asked for (plan/asking.c). ZEN4 and ZEN5 stand for AMD's up to
+ * family 19h and from 1Ah on. SHEAF_TEST_CPU=zen4, zen5 or other has tests see what is chosen elsewhere. */
 typedef enum shf_cpu_kind { SHF_CPU_OTHER, SHF_CPU_ZEN4, SHF_CPU_ZEN5 } shf_cpu_kind;
 shf_cpu_kind shf_core_cpu_kind(void);
 

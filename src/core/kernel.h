@@ -63,7 +63,8 @@ typedef struct shf_job {
   int64_t total_rows; /* ... of a table of this many */
   int64_t padding;    /* the index that is skipped; -1: none */
   int64_t ahead;      /* entries whose rows are fetched early; 0: the rows fit the cache */
-  int beside;         /* so many bytes ahead, line by line, each beside a line that is worked on; 0: many rows at once */
+  int beside;         /* so many bytes ahead, line by line, each beside a line that is worked on; 0: as else (asking.c) */
+  int in_order;       /* rows that follow each other: so many bytes ahead, into the first level of the cache; 0: as else */
   int64_t row_bytes;  /* of a source row */
   shf_repetition repeats; /* bags whose rows are fetched early: how to ask for them */
   int fetch_source;   /* table gradient: rows of the source are fetched early too, not only those of the target */

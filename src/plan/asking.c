@@ -1,5 +1,5 @@
-/* asking.c: how kernels ask for rows from memory: line by line, each beside a line that is worked on, and how far ahead; or many
- * rows at once, in bursts. ASK_BESIDE in kernels/cpu/chunk.inc says what both are. */
+/* asking.c: how kernels ask for rows from memory: line by line, each beside a line that is worked on, and how far
+ * ahead; or many rows at once, in bursts. The comment on `asking` in kernels/cpu/chunk.inc says what both are. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -7,20 +7,22 @@
 #include "core/cpu.h"
 #include "plan/plan_impl.h"
 
-/* So many bytes ahead, and where rows repeat, so that many of them come from the caches. Measured with one thread, sums of 256
- * bytes a row: on Zen 5 in bursts 2.1 ms, 4, 12 and 24 KiB ahead 1.37, 1.12 and 1.17; skewed 1.29, 1.00, 0.67 and 0.53. On a Xeon
- * with 16 threads 8 KiB are up to 7 % slower than 4, with one thread as much faster where rows repeat. */
+/* So many bytes ahead, and where rows repeat, so that many of them come from the caches. Measured with one thread, sums
+ * of 256 bytes a row: on Zen 5 in bursts 2.1 ms, 4, 12 and 24 KiB ahead 1.37, 1.12 and 1.17; skewed 1.29, 1.00, 0.67
+ * and 0.53. On a Xeon with 16 threads 8 KiB are up to 7 % slower than 4, with one thread as much faster where rows
+ * repeat. */
 typedef struct distance {
-  int beside, often; /* 0: in bursts */
+  int beside, often; /* 0: not so, but in bursts where there are loops for that */
 } distance;
 
 enum { KIB = 1 << 10 };
+static const distance otherwise = {0, 0};
 static const distance with_avx2 = {4 * KIB, 10 * KIB};
 static const distance with_avx512[] = {
     [SHF_CPU_ZEN4] = {0, 0}, [SHF_CPU_ZEN5] = {12 * KIB, 24 * KIB}, [SHF_CPU_OTHER] = {4 * KIB, 4 * KIB}};
 
-/* SHEAF_TEST_BESIDE=0: in bursts, n: n bytes ahead, wherever a kernel can do so. Thus any CPU shows that all ways lead to the same
- * bits. -1: not set. */
+/* SHEAF_TEST_BESIDE=0: in bursts, n: n bytes ahead, wherever a kernel can do so. Thus any CPU shows that all ways lead
+ * to the same bits. -1: not set. */
 static int test_beside(void)
 {
   static atomic_int known = -2;
@@ -43,39 +45,45 @@ static int is_bag_sum(const sheaf_plan *plan)
          (plan->embedding.kind == SHEAF_BAG_SUM || plan->embedding.kind == SHEAF_BAG_MEAN);
 }
 
+/* What asks for rows that it does not reduce. */
 static int is_gradient(const sheaf_plan *plan)
 {
-  if (plan->category != SHEAF_CATEGORY_EMBEDDING) return 0;
+  if (plan->category == SHEAF_CATEGORY_SEGMENT)
+    return plan->segment.kind == SHEAF_SEGMENT_SUM_BACKWARD || plan->segment.kind == SHEAF_UNSORTED_SEGMENT_SUM_BACKWARD;
   const sheaf_embedding_kind kind = plan->embedding.kind;
   return kind == SHEAF_LOOKUP_BACKWARD || kind == SHEAF_BAG_SUM_BACKWARD || kind == SHEAF_BAG_MEAN_BACKWARD;
 }
 
-/* Kernels of AVX-512 have products, and sums whose weights are scaled, in bursts only. */
+/* What kernels of AVX-512 have no loops for that ask beside: products, sums whose weights are scaled, and gradients of
+ * one column. */
 static int has_bursts_only(const sheaf_plan *plan)
 {
-  if (plan->category != SHEAF_CATEGORY_SEGMENT) return plan->embedding.scale_grad_by_freq;
+  if (plan->category == SHEAF_CATEGORY_EMBEDDING)
+    return is_gradient(plan) && (plan->embedding.scale_grad_by_freq || plan->embedding.dim == 1);
   const sheaf_segment_kind kind = plan->segment.kind;
   return kind == SHEAF_SEGMENT_PROD || kind == SHEAF_SEGMENT_PROD_BACKWARD || kind == SHEAF_UNSORTED_SEGMENT_PROD ||
          kind == SHEAF_UNSORTED_SEGMENT_PROD_BACKWARD;
 }
 
-/* What a Xeon is better off with in bursts. Lookups of 512 bytes a row take 8 % less so; bags of one row 4 to 11 %; floats of 320 to
- * 640 bytes a row that do not repeat, with more than four threads, 14 %, whereas 256 and 1024 bytes take 15 and 6 % more. */
+/* What a Xeon is better off with in bursts. Lookups of 512 bytes a row take 8 % less so; bags of one row 4 to 11 %;
+ * floats of 320 to 640 bytes a row that do not repeat, with more than four threads, 14 %, whereas 256 and 1024 bytes
+ * take 15 and 6 % more. (Gradients take 1 to 8 % less beside with 16 threads, 11 to 21 % with one.) */
 static distance on_other_cpus(const sheaf_plan *plan, distance d)
 {
   enum { MANY_THREADS = 5, LEAST = 320, MOST = 640 };
   const sheaf_embedding_desc *desc = &plan->embedding;
-  if (is_lookup(plan)) return (distance){0, 0};
+  if (is_lookup(plan)) return otherwise;
   if (!is_bag_sum(plan)) return d;
-  if (desc->indices / 2 <= desc->bags) return (distance){0, 0};
+  if (desc->indices / 2 <= desc->bags) return otherwise;
   const int widens = shf_core_dtype_acc(desc->dtype) != desc->dtype;
-  if (plan->threads >= MANY_THREADS && !widens && plan->row_bytes >= LEAST && plan->row_bytes <= MOST) d.beside = 0;
+  const int in_bursts = !widens && plan->row_bytes >= LEAST && plan->row_bytes <= MOST;
+  if (plan->threads >= MANY_THREADS && in_bursts) d.beside = 0;
   if (plan->threads == 1) d.often *= 2;
   return d;
 }
 
-/* Whether a run is to find out if rows repeat, which takes two microseconds: bags in bursts are asked for otherwise then, too
- * (bag_asking in kernels/cpu/bag.inc). */
+/* Whether a run is to find out if rows repeat, which takes two microseconds: bags in bursts are asked for otherwise
+ * then, too (bag_asking in kernels/cpu/bag.inc). */
 static int looks_for_repeats(const sheaf_plan *plan, distance d)
 {
   enum { LEAST_IN_BURSTS = 256 };
@@ -85,14 +93,17 @@ static int looks_for_repeats(const sheaf_plan *plan, distance d)
 
 static distance choose(const sheaf_plan *plan)
 {
-  const distance in_bursts = {0, 0};
   const int test = test_beside();
   const shf_cpu_kind cpu = shf_core_cpu_kind();
-  if (plan->row->arch == SHEAF_ARCH_AVX2) return is_gradient(plan) ? in_bursts : test > 0 ? (distance){test, test} : with_avx2;
-  if (plan->row->arch != SHEAF_ARCH_AVX512 || !plan->ahead || has_bursts_only(plan)) return in_bursts;
+  if (plan->row->arch == SHEAF_ARCH_AVX2 && !is_gradient(plan)) return test > 0 ? (distance){test, test} : with_avx2;
+  if (plan->row->arch != SHEAF_ARCH_AVX512 || !plan->ahead || has_bursts_only(plan)) return otherwise;
   if (test >= 0) return (distance){test, test};
   return cpu == SHF_CPU_OTHER ? on_other_cpus(plan, with_avx512[cpu]) : with_avx512[cpu];
 }
+
+/* Sorted segments: on Zen 5 a row of 256 bytes takes 5 % less so than 2 KiB ahead into the second level, one of 128
+ * bytes 9 to 17 %. */
+enum { IN_ORDER_BYTES = 6 * KIB };
 
 void shf_plan_choose_asking(sheaf_plan *plan)
 {
@@ -100,4 +111,5 @@ void shf_plan_choose_asking(sheaf_plan *plan)
   plan->beside = d.beside;
   plan->beside_often = d.often;
   plan->looks_for_repeats = looks_for_repeats(plan, d);
+  plan->in_order = plan->row->arch == SHEAF_ARCH_AVX512 && shf_core_cpu_kind() == SHF_CPU_ZEN5 ? IN_ORDER_BYTES : 0;
 }

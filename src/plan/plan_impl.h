@@ -66,6 +66,7 @@ struct sheaf_plan {
   const shf_kernel_row *row;
   int beside, beside_often; /* how rows from memory are asked for (beside in a job); where rows repeat often; */
   int looks_for_repeats;    /* and whether a run looks if they do */
+  int in_order;             /* rows of sorted segments (in_order in a job) */
   const shf_device_api *api; /* NULL: the CPU. Otherwise it has the run, and these say where and with what: */
   DLDevice device;
   int64_t grouping_bytes, grouping_read_bytes;

@@ -9,7 +9,7 @@
 
 #define VEC_ISA avx2
 #define VEC_ARCH SHEAF_ARCH_AVX2
-#define VEC_ASKS_BESIDE 1 /* see ASK_BESIDE */
+#define VEC_ASKS_BESIDE 1 /* see asking in chunk.inc */
 #define VEC_ASKS_TWICE 1
 
 /* Words that differ between float and double only in the suffix of their instruction. */

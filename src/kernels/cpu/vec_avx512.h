@@ -10,7 +10,7 @@
 
 #define VEC_ISA avx512
 #define VEC_ARCH SHEAF_ARCH_AVX512
-#define VEC_ASKS_BESIDE 1 /* both, and the job says which: see ASK_BESIDE */
+#define VEC_ASKS_BESIDE 1 /* both, and the job says which: see asking in chunk.inc */
 #define VEC_ASKS_IN_BURSTS 1
 
 /* Words that differ between float and double only in the suffix of their instruction. */

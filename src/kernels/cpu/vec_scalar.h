@@ -14,7 +14,7 @@
  *   LOAD_AFTER(pointer, x)     no load by this pointer comes before x is there: keeps the compiler to the order written
  *   FETCH_BEFORE(pointer, line) asks for a line before any later load by this pointer, where there is VEC_ASKS_BESIDE
  *                              (VEC_ASKS_TWICE: sums ask for it once more; VEC_ASKS_IN_BURSTS: rows may also be asked for
- *                              many at once; see ASK_BESIDE in chunk.inc)
+ *                              many at once; see asking in chunk.inc)
  *   nibble_code_load           the nibble_code at a row's end, where there is NIBBLE_CODE_LOAD; else nibble_code_of
  *   vec_fold                   all lanes, added by halves: lane j takes j + VEC_LANES / 2, and so on down to one
  *   vec_fold_four(to, p)       the same of four vectors, which takes fewer steps than one by one
