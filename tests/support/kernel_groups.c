@@ -24,17 +24,19 @@ static kernel_group *group_of(kernel_group *groups, int64_t *count, const sheaf_
   return group;
 }
 
-/* Whether a name holds one of the words of a list with commas. */
+/* Whether a name holds one of the words of a list with commas; an empty list is that of all names. */
 static int holds_one_of(const char *name, const char *words)
 {
-  char list[256];
-  snprintf(list, sizeof list, "%s", words);
-  for (char *rest = list, *word = strtok_r(list, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest)) {
-    if (strstr(name, word) != NULL) {
+  for (const char *word = words; *word != '\0';) {
+    const size_t length = strcspn(word, ",");
+    char text[64];
+    snprintf(text, sizeof text, "%.*s", (int)length, word);
+    if (strstr(name, text) != NULL) {
       return 1;
     }
+    word += length + (word[length] == ',');
   }
-  return 0;
+  return *words == '\0';
 }
 
 int64_t kernel_groups_read(kernel_group *groups, const char *only)
