@@ -18,7 +18,8 @@ typedef struct kernel_group {
   int64_t number;
 } kernel_group;
 
-/* The CPU's kernels that this machine can run, whose names hold a word of `only`, a list with commas (NULL: all). Returns how many groups there are; `groups` has room for MOST_GROUPS. */
+/* The CPU's kernels that this machine can run, whose names hold a word of `only`, a list with commas (NULL: all).
+ * Returns how many groups there are; `groups` has room for MOST_GROUPS. */
 int64_t kernel_groups_read(kernel_group *groups, const char *only);
 
 /* Fills in a spec for one op: types, and options drawn from (op, case_number) alone. Extents (count, dim, rows, bags)
