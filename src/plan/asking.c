@@ -82,13 +82,14 @@ static distance on_other_cpus(const sheaf_plan *plan, distance d)
   return d;
 }
 
-/* Whether a run is to find out if rows repeat, which takes two microseconds: bags in bursts are asked for otherwise
- * then, too (bag_asking in kernels/cpu/bag.inc). */
+/* Whether a run is to find out if rows repeat, which takes two microseconds: AVX-512 kernels ask for bags in bursts
+ * otherwise then, too (bag_asking in kernels/cpu/bag.inc). */
 static int looks_for_repeats(const sheaf_plan *plan, distance d)
 {
   enum { LEAST_IN_BURSTS = 256 };
   if (!plan->ahead || !is_bag_sum(plan)) return 0;
-  return d.beside != d.often || (d.beside == 0 && plan->row_bytes >= LEAST_IN_BURSTS);
+  const int in_bursts = plan->row->arch == SHEAF_ARCH_AVX512 && d.beside == 0;
+  return d.beside != d.often || (in_bursts && plan->row_bytes >= LEAST_IN_BURSTS);
 }
 
 static distance choose(const sheaf_plan *plan)
@@ -101,9 +102,9 @@ static distance choose(const sheaf_plan *plan)
   return cpu == SHF_CPU_OTHER ? on_other_cpus(plan, with_avx512[cpu]) : with_avx512[cpu];
 }
 
-/* Sorted segments: on Zen 5 a row of 256 bytes takes 5 % less so than 2 KiB ahead into the second level, one of 128
- * bytes 9 to 17 %. */
-enum { IN_ORDER_BYTES = 6 * KIB };
+/* Sorted segments: on Zen 5 a row of 256 bytes takes 3 % less so than 2 KiB ahead into the second level, one of 128
+ * bytes 16 %. (4 KiB: 4 and 9 %; 12: nothing and 17 %.) */
+enum { IN_ORDER_BYTES = 8 * KIB };
 
 void shf_plan_choose_asking(sheaf_plan *plan)
 {
