@@ -107,6 +107,9 @@ static inline element element_of(acc value) { return value; }
  * worked out before a loop and fill its registers. */
 #define FIXED(pointer) __asm__("" : "+r"(pointer))
 
+/* The compiler keeps this array where it can be addressed, and leaves its registers to others. */
+#define STAYS_IN_MEMORY(array) __asm__("" : "+m"(array))
+
 #define FORCE_INLINE static inline __attribute__((always_inline))
 
 /* Before a loop over the vectors of a tile: its arrays are registers only when it is unrolled. */
@@ -114,7 +117,7 @@ static inline element element_of(acc value) { return value; }
 #define UNROLLED _Pragma("unroll")
 #define UNROLLED_TWICE _Pragma("unroll 2") /* a loop over columns */
 #else
-#define UNROLLED _Pragma("GCC unroll 16")
+#define UNROLLED _Pragma("GCC unroll 32")
 #define UNROLLED_TWICE _Pragma("GCC unroll 2")
 #endif
 

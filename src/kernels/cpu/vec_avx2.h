@@ -210,8 +210,9 @@ FORCE_INLINE void halves_store(uint16_t *p, __m256i x, int count)
   if (count > 8) part_store(p + 8, _mm256_extracti128_si256(x, 1), 2 * count - 16);
 }
 /* Even columns of two vectors' and odd ones; `count` 0 means all of them. */
-FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd, int count)
+FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd, int count, const int once)
 {
+  (void)once;
   __m256i both = count ? halves_load(p, count) : _mm256_loadu_si256((const void *)p);
   *even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
   *odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(-65536)));

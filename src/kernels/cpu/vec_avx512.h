@@ -239,10 +239,10 @@ FORCE_INLINE __m512i halves_load(const uint16_t *p, int count)
   return _mm512_maskz_loadu_epi16(first_halves(count), p);
 }
 /* Even columns of two vectors' and odd ones; `count` 0 means all of them. */
-FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd, int count)
+FORCE_INLINE void bf16_load_pair(const uint16_t *p, vec *even, vec *odd, int count, const int once)
 {
   __m512i both = count ? halves_load(p, count) : _mm512_loadu_si512(p);
-  APART(both); /* or it would be loaded twice: rows of 100 columns, which cross lines, took 52 us so, and take 41 */
+  if (once) APART(both); /* or the compiler would have it loaded twice */
   *even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
   *odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(-65536)));
 }
