@@ -67,7 +67,8 @@ typedef struct shf_job {
   int in_order;       /* rows that follow each other: so many bytes ahead, into the first level of the cache; 0: as else */
   int64_t row_bytes;  /* of a source row */
   shf_repetition repeats; /* bags whose rows are fetched early: how to ask for them */
-  int fetch_source;   /* table gradient: rows of the source are fetched early too, not only those of the target */
+  int fetch_source;   /* table gradient: rows of the source are fetched early too, not only those of the target: by decoding; */
+  int source_beside;  /* or beside, each as a whole with a row that is added */
   /* operands */
   shf_matrix source;   /* what is read by row: table, data, gradient of the output */
   shf_matrix index;    /* indices or segment ids */

@@ -234,6 +234,10 @@ static void clear_table_grad(const run *r)
 /* Rows of grad_out stay in the cache beside those of the table, whose turn they take, only while they are few. */
 enum { SOURCE_CACHED_BYTES = 256 << 10 };
 
+/* Where rows are asked for beside others, those of grad_out are as well if they are so wide (Zen 5, gradients of lookups: 128
+ * floats 102 to 40 ns a row, 64 37 to 31, stored without reading 37 to 26; 32 8 % slower). */
+enum { LEAST_SOURCE_BESIDE = 256 };
+
 static void run_table_grad(const run *r, const shf_grouped *grouped)
 {
   const sheaf_embedding_desc *d = r->desc;
@@ -253,7 +257,9 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.ahead = shf_plan_ahead(d->rows, job.row_bytes, SHF_UPDATE_AHEAD, SHF_MOST_AHEAD);
   job.fetch_source =
       (d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags) > SOURCE_CACHED_BYTES / (job.row_bytes + 1);
-  job.beside = job.ahead && !job.stream ? r->plan->beside : 0;
+  job.source_beside = job.fetch_source && job.ahead && r->plan->beside && job.row_bytes >= LEAST_SOURCE_BESIDE;
+  if (job.source_beside) job.fetch_source = 0;
+  job.beside = job.ahead && (!job.stream || job.source_beside) ? r->plan->beside : 0;
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
     job.ahead = job.beside = 0;
     if (job.fill) clear_table_grad(r);
