@@ -62,6 +62,7 @@ typedef struct shf_job {
   int64_t row_begin;
   int64_t total_rows; /* ... of a table of this many */
   int64_t padding;    /* the index that is skipped; -1: none */
+  const char *no_row; /* bag sums: a row of zeros that stands for one that is skipped, or NULL */
   int64_t ahead;      /* entries whose rows are fetched early; 0: the rows fit the cache */
   int beside;         /* so many bytes ahead, line by line, each beside a line that is worked on; 0: as else (asking.c) */
   int in_order;       /* rows that follow each other: so many bytes ahead, into the first level of the cache; 0: as else */

@@ -86,6 +86,19 @@ static sheaf_status check_values(const run *r)
 
 /* ---- Stages ---- */
 
+/* Zeros, added, change nothing, and nobody has to look at each row whether it is there. (Zen 5, bags of 20 rows of 64 floats, one
+ * in twenty of them padding: 1.50 to 0.98 ms; where seven of eight are held elsewhere, 0.79 to 0.54.) Not for wide rows of which
+ * next to none are: of 1024 floats 0.39 to 0.30 ms with one in eight, but 0.10 to 0.15 with one in 32. (Means of weights over a part
+ * of a table need the weights of rows that are not there.) */
+static const char *no_row(const sheaf_embedding_desc *d, int64_t row_bytes)
+{
+  enum { MOST_BYTES = 4096, NARROW = 512, PART = 16 };
+  static const _Alignas(64) char zeros[MOST_BYTES];
+  const int has_all = d->row_begin == 0 && d->total_rows == d->rows;
+  if (d->kind != SHEAF_BAG_SUM && (d->kind != SHEAF_BAG_MEAN || (d->weighted && !has_all))) return NULL;
+  return row_bytes <= (d->total_rows / PART <= d->rows ? MOST_BYTES : NARROW) ? zeros : NULL;
+}
+
 void shf_plan_embedding_job(sheaf_plan *plan)
 {
   const sheaf_embedding_desc *d = &plan->embedding;
@@ -101,6 +114,7 @@ void shf_plan_embedding_job(sheaf_plan *plan)
                         .row_begin = d->row_begin,
                         .total_rows = d->total_rows,
                         .padding = d->has_padding && !keeps_padding ? d->padding_idx : -1,
+                        .no_row = no_row(d, plan->row_bytes),
                         .offsets_wide = d->offset_dtype == SHEAF_I64,
                         .offsets_end = d->bag_form == SHEAF_BAGS_OFFSETS_END,
                         .out_dtype = d->out_dtype,
