@@ -231,8 +231,21 @@ static void check_as_on_other_cpus(const sheaf_plan *plan)
   if (sums && floats && plan->threads >= 5 && plan->row_bytes >= 320 && plan->row_bytes <= 640) beside = 0;
   if (sums && plan->threads == 1) often = 8192;
   if (d->kind == SHEAF_LOOKUP || (sums && d->bags == d->indices)) beside = often = 0;
-  assert_int_equal(plan->beside, beside);
-  assert_int_equal(plan->beside_often, often);
+  assert_int_equal(plan->asking.beside, beside);
+  assert_int_equal(plan->asking_often.beside, often);
+}
+
+/* The same on Zen 5. */
+static void check_as_on_zen5(const sheaf_plan *plan)
+{
+  const sheaf_embedding_desc *d = &plan->embedding;
+  const bool sums = d->kind == SHEAF_BAG_SUM || d->kind == SHEAF_BAG_MEAN, max = d->kind == SHEAF_BAG_MAX;
+  const bool halves = d->dtype == SHEAF_F16 || d->dtype == SHEAF_BF16, packed = d->dtype == SHEAF_INT8 || d->dtype == SHEAF_INT4;
+  const int64_t bytes = plan->row_bytes;
+  assert_true(plan->asking.beside == 12288 && plan->asking_often.beside == (bytes > 1024 ? 16384 : 24576));
+  assert_int_equal(plan->asking.again, max || (sums && bytes >= 192 && halves) || (sums && bytes >= 96 && packed));
+  assert_int_equal(plan->asking_often.again,
+                   max || (sums && bytes >= 512 && halves) || (sums && bytes >= 384 && bytes <= 1024 && !halves && !packed));
 }
 
 /* How a plan over so many rows, of any width there is, asks for them; the row that the plan has taken says which. */
@@ -254,18 +267,20 @@ static void check_asking(const sheaf_sku *sku, int64_t rows, int wish_bytes, con
     const bool asks = sku->arch == SHEAF_ARCH_AVX512 && plan->ahead && !(backward && (desc.dim == 1 || desc.dim % 5 == 0));
     assert_true(plan->ahead > 0 || rows < 1000);
     if (sku->arch == SHEAF_ARCH_AVX2) /* there are no bursts, */
-      assert_true(backward ? plan->beside == 0 : plan->beside > 0 && plan->beside_often >= plan->beside);
+      assert_true(backward ? plan->asking.beside == 0
+                           : plan->asking.beside > 0 && plan->asking_often.beside >= plan->asking.beside);
     else if (!asks) /* nothing else, */
-      assert_true(plan->beside == 0 && plan->beside_often == 0);
+      assert_true(plan->asking.beside == 0 && plan->asking_often.beside == 0);
     else if (wish_bytes >= 0) /* or both */
-      assert_true(plan->beside == wish_bytes && plan->beside_often == wish_bytes);
+      assert_true(plan->asking.beside == wish_bytes && plan->asking_often.beside == wish_bytes &&
+                  plan->asking.again == (wish_bytes >= 8192) && plan->asking_often.again == plan->asking.again);
     else if (cpu && strcmp(cpu, "zen4") == 0)
-      assert_int_equal(plan->beside_often, 0);
+      assert_int_equal(plan->asking_often.beside, 0);
     else if (cpu && strcmp(cpu, "zen5") == 0)
-      assert_true(plan->beside == 12288 && plan->beside_often == (plan->row_bytes > 1024 ? 16384 : 24576));
+      check_as_on_zen5(plan);
     else if (cpu)
       check_as_on_other_cpus(plan);
-    if (plan->beside != plan->beside_often && (sku->kind == SHEAF_BAG_SUM || sku->kind == SHEAF_BAG_MEAN))
+    if (plan->asking.beside != plan->asking_often.beside && (sku->kind == SHEAF_BAG_SUM || sku->kind == SHEAF_BAG_MEAN))
       assert_int_equal(plan->looks_for_repeats, plan->ahead > 0);
     sheaf_plan_free(plan);
   }

@@ -159,7 +159,7 @@ static void run_lookup(const run *r)
   job.source = operand(r, SHF_EMBEDDING_table);
   job.target = operand(r, SHF_EMBEDDING_out);
   job.ahead = r->plan->ahead;
-  job.beside = r->plan->beside;
+  job.beside = r->plan->asking.beside;
   job.stream = streams(r, &job, job.entries);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * r->plan->row_bytes));
 }
@@ -198,7 +198,9 @@ static void run_bags(const run *r)
   job.stream = streams(r, &job, job.groups);
   int64_t bytes = job.entries * (8 + r->plan->row_bytes) + job.groups * (8 + r->plan->row_bytes);
   job.repeats = rows_repeat(r, &job);
-  job.beside = job.repeats == SHF_REPEAT_OFTEN ? r->plan->beside_often : r->plan->beside;
+  const shf_asking *asking = job.repeats == SHF_REPEAT_OFTEN ? &r->plan->asking_often : &r->plan->asking;
+  job.beside = asking->beside;
+  job.again = asking->again;
   run_stage(r, &job, SHF_BY_OFFSETS, r->plan->row->reduce, r->plan->row->join, bytes);
 }
 
@@ -271,9 +273,9 @@ static void run_table_grad(const run *r, const shf_grouped *grouped)
   job.ahead = shf_plan_ahead(d->rows, job.row_bytes, SHF_UPDATE_AHEAD, SHF_MOST_AHEAD);
   job.fetch_source =
       (d->kind == SHEAF_LOOKUP_BACKWARD ? d->indices : d->bags) > SOURCE_CACHED_BYTES / (job.row_bytes + 1);
-  job.source_beside = job.fetch_source && job.ahead && r->plan->beside && job.row_bytes >= LEAST_SOURCE_BESIDE;
+  job.source_beside = job.fetch_source && job.ahead && r->plan->asking.beside && job.row_bytes >= LEAST_SOURCE_BESIDE;
   if (job.source_beside) job.fetch_source = 0;
-  job.beside = job.ahead && (!job.stream || job.source_beside) ? r->plan->beside : 0;
+  job.beside = job.ahead && (!job.stream || job.source_beside) ? r->plan->asking.beside : 0;
   if (d->kind == SHEAF_BAG_MAX_BACKWARD) {
     job.ahead = job.beside = 0;
     if (job.fill) clear_table_grad(r);

@@ -59,12 +59,17 @@ typedef struct shf_layout {
   int64_t slot_bytes, scratch_bytes; /* of the largest stage */
 } shf_layout;
 
+/* How rows from memory are asked for; both as in a job. */
+typedef struct shf_asking {
+  int beside, again;
+} shf_asking;
+
 struct sheaf_plan {
   sheaf_category category;
   sheaf_embedding_desc embedding; /* normalised: defaults filled in */
   sheaf_segment_desc segment;
   const shf_kernel_row *row;
-  int beside, beside_often; /* how rows from memory are asked for (beside in a job); where rows repeat often; */
+  shf_asking asking, asking_often; /* how rows from memory are asked for; where rows repeat often; */
   int looks_for_repeats;    /* and whether a run looks if they do */
   int in_order;             /* rows of sorted segments (in_order in a job) */
   const shf_device_api *api; /* NULL: the CPU. Otherwise it has the run, and these say where and with what: */
@@ -133,7 +138,7 @@ sheaf_status shf_plan_check_struct(size_t known_bytes, const void *given, const 
 sheaf_status shf_plan_choose(sheaf_plan *plan, uint16_t kind, sheaf_dtype element, sheaf_dtype index,
                              const sheaf_preference *preference);
 
-/* Sets how the plan's kernel asks for rows from memory: beside, beside_often, looks_for_repeats. */
+/* Sets how the plan's kernel asks for rows from memory: asking, asking_often, looks_for_repeats, in_order. */
 void shf_plan_choose_asking(sheaf_plan *plan);
 
 /* Threads that the preference allows, or INVALID_PROBLEM for a preference that makes no sense. */

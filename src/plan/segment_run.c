@@ -119,7 +119,7 @@ static void run_reduction(const run *r, shf_job *job, const shf_grouped *grouped
   if (grouped) job->grouped = *grouped;
   if (grouped && grouped->payload_is_value) job->source = (shf_matrix){(char *)grouped->entries, 8, 0};
   job->ahead = grouped ? r->plan->ahead : 0;
-  job->beside = job->ahead ? r->plan->beside : 0;
+  job->beside = job->ahead ? r->plan->asking.beside : 0;
   job->in_order = r->plan->in_order;
   job->fill = 1;
   run_stage(r, job, grouped ? SHF_BY_GROUPED : SHF_BY_IDS, part, join);
@@ -248,7 +248,7 @@ static void run_backward(const run *r, const shf_grouped *grouped)
   job.arg = operand(r, SHF_SEGMENT_arg);
   job.arg_wide = wide(r);
   job.ahead = shf_plan_ahead(r->desc->segments, r->plan->row_bytes, SHF_READ_AHEAD, SHF_MOST_AHEAD_COPY);
-  job.beside = job.ahead ? r->plan->beside : 0;
+  job.beside = job.ahead ? r->plan->asking.beside : 0;
   job.count_ties = r->desc->ties == SHEAF_TIES_SPLIT;
   if (prepares && shf_plan_is_extreme(r->traits) && !job.count_ties) {
     job.arg = own_rows(r, at->arg, 8);
