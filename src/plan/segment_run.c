@@ -151,6 +151,7 @@ static void run_forward(const run *r, const shf_grouped *grouped)
   job.arg = operand(r, SHF_SEGMENT_arg);
   job.arg_wide = wide(r);
   job.empty = empty_value(r);
+  job.stream = shf_plan_streams(&job.target, r->plan->batch * r->desc->segments, r->plan->row_bytes);
   run_reduction(r, &job, grouped, r->plan->row->reduce, r->plan->row->join);
 }
 
@@ -209,9 +210,11 @@ static void count_share(void *context, int thread)
   while (at < last) {
     int64_t problem = at / d->rows, first = at % d->rows;
     int64_t end = d->rows - first < last - at ? d->rows : first + last - at;
-    for (int64_t n = first; n < end; n++) {
-      int64_t id = shf_plan_index_at(ids.data + problem * ids.batch_stride, n, wide(task->r));
-      if ((uint64_t)id < (uint64_t)d->segments) counts[problem * d->segments + id]++;
+    for (int64_t n = first, next; n < end; n = next) { /* of equal ids at once, lest each waits for the one before it */
+      const char *of_problem = ids.data + problem * ids.batch_stride;
+      const int64_t id = shf_plan_index_at(of_problem, n, wide(task->r));
+      for (next = n + 1; next < end && shf_plan_index_at(of_problem, next, wide(task->r)) == id;) next++;
+      if ((uint64_t)id < (uint64_t)d->segments) counts[problem * d->segments + id] += next - n;
     }
     at += end - first;
   }
