@@ -111,6 +111,7 @@ static void choose_embedding_options(problem_spec *spec, test_random *random)
   if (is_quantised(spec->dtype)) {
     spec->out_dtype = out_dtypes[random_below(random, 4)];
   }
+  spec->far = random_chance(random, 0.5);
 }
 
 static void choose_segment_options(problem_spec *spec, test_random *random)

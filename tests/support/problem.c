@@ -32,6 +32,11 @@ bool problem_is_backward(sheaf_category category, int kind)
   return false;
 }
 
+int64_t problem_first_index(const problem_spec *spec)
+{
+  return spec->sharded && spec->far && spec->index_dtype == SHEAF_I64 ? INT64_C(1) << 32 : 0;
+}
+
 bool problem_is_bag(const problem_spec *spec)
 {
   return spec->category == SHEAF_CATEGORY_EMBEDDING && spec->kind >= SHEAF_BAG_SUM && spec->kind <= SHEAF_BAG_MAX;
@@ -196,12 +201,12 @@ static void describe_embedding(problem *p)
   desc.indices = spec->kind == SHEAF_BAG_MAX_BACKWARD ? 0 : spec->count;
   desc.bags = problem_is_bag(spec) || spec->kind == SHEAF_BAG_MAX_BACKWARD ? spec->bags : 0;
   if (spec->sharded) {
-    desc.row_begin = spec->rows / 2 + 1;
+    desc.row_begin = problem_first_index(spec) + spec->rows / 2 + 1;
     desc.total_rows = desc.row_begin + spec->rows + spec->rows / 3;
   }
-  const int64_t total = spec->sharded ? desc.total_rows : spec->rows;
+  const int64_t first = problem_first_index(spec), total = spec->sharded ? desc.total_rows : spec->rows;
   desc.has_padding = spec->has_padding && total > 0;
-  desc.padding_idx = desc.has_padding ? random_below(&p->random, total) : 0;
+  desc.padding_idx = desc.has_padding ? first + random_below(&p->random, total - first) : 0;
   desc.batch = spec->batch;
   desc.weighted = spec->weighted;
   desc.scale_grad_by_freq = spec->scale_grad_by_freq;

@@ -57,6 +57,7 @@ typedef struct problem_spec {
   bool positive_weights;
   bool weighted, has_padding, scale_grad_by_freq, padding_row;
   bool sharded;        /* the table holds some rows of a larger one */
+  bool far;            /* ... whose indices go beyond 32 bits, where they are i64 */
   bool identity_empty; /* segments */
   bool split_ties;
   bool arg_given; /* segment max and min backward */
@@ -134,6 +135,9 @@ bool problem_is_backward(sheaf_category category, int kind);
 bool problem_is_bag(const problem_spec *spec);
 bool problem_is_sorted(const problem_spec *spec);
 bool problem_copies_bits(const problem_spec *spec);
+
+/* Where the indices of all rows, held or not, begin. */
+int64_t problem_first_index(const problem_spec *spec);
 
 /* One element of an operand. */
 void *operand_at(const problem_operand *operand, int64_t in_problem, int64_t row, int64_t column);

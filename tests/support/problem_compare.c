@@ -100,7 +100,7 @@ const char *problem_text(const problem *p, char *text, size_t bytes)
            s->seed, s->count, s->dim, s->rows, s->bags, (int)s->bag_form, s->longest_bag, s->hot_count,
            spreads[s->spread], s->weighted ? " weighted" : "", s->has_padding ? " padding" : "",
            s->padding_row ? " padding_row" : "", s->bad_share > 0 ? " bad" : "", s->scale_grad_by_freq ? " freq" : "",
-           (const char *[]){"", " overwrite", " touched"}[s->grad_write], s->sharded ? " sharded" : "", s->identity_empty ? " identity" : "",
+           (const char *[]){"", " overwrite", " touched"}[s->grad_write], problem_first_index(s) > 0 ? " far" : s->sharded ? " sharded" : "", s->identity_empty ? " identity" : "",
            s->split_ties ? " split" : "", s->arg_given ? " arg_given" : "", s->special_share > 0 ? " specials" : "",
            s->batch,
            s->shared_inputs ? " shared"

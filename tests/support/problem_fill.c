@@ -142,9 +142,9 @@ static void fill_quantised(problem *p)
 
 /* How a list of indices (ids, args) is to be drawn. */
 typedef struct index_rule {
-  int64_t total;   /* good ones are in 0 .. total - 1 */
-  int64_t hot;     /* the row that hot_count and the hot spreads mean; -1 when total is 0 */
-  int64_t padding; /* -1: none */
+  int64_t first, total; /* good ones are in first .. total - 1 */
+  int64_t hot;          /* the row that hot_count and the hot spreads mean; -1 when total is 0 */
+  int64_t padding;      /* -1: none */
 } index_rule;
 
 static int64_t bad_value(problem *p, int64_t total)
@@ -165,19 +165,24 @@ static int64_t bad_value(problem *p, int64_t total)
   }
 }
 
+static int64_t any_value(problem *p, const index_rule *rule)
+{
+  return rule->first + random_below(&p->random, rule->total - rule->first);
+}
+
 static int64_t good_value(problem *p, const index_rule *rule)
 {
   switch (p->spec.spread) {
   case SPREAD_HOT:
-    return random_bits(&p->random) & 1 ? rule->hot : random_below(&p->random, rule->total);
+    return random_bits(&p->random) & 1 ? rule->hot : any_value(p, rule);
   case SPREAD_ONE_ROW:
     return rule->hot;
   case SPREAD_ZIPF:
-    return (int64_t)((double)rule->total * pow(random_unit(&p->random), 4.0));
+    return rule->first + (int64_t)((double)(rule->total - rule->first) * pow(random_unit(&p->random), 4.0));
   case SPREAD_UNIFORM:
     break;
   }
-  return random_below(&p->random, rule->total);
+  return any_value(p, rule);
 }
 
 static int64_t draw_index(problem *p, const index_rule *rule)
@@ -189,8 +194,8 @@ static int64_t draw_index(problem *p, const index_rule *rule)
     return rule->padding;
   }
   int64_t value = good_value(p, rule);
-  while (p->spec.hot_count > 0 && value == rule->hot && rule->total > 1) {
-    value = random_below(&p->random, rule->total);
+  while (p->spec.hot_count > 0 && value == rule->hot && rule->total - rule->first > 1) {
+    value = any_value(p, rule);
   }
   return value;
 }
@@ -212,7 +217,7 @@ static void draw_indices(problem *p, const index_rule *rule, int64_t *indices, i
 static index_rule embedding_rule(problem *p)
 {
   const sheaf_embedding_desc *desc = &p->embedding;
-  index_rule rule = {desc->total_rows != 0 ? desc->total_rows : desc->rows, -1, -1};
+  index_rule rule = {problem_first_index(&p->spec), desc->total_rows != 0 ? desc->total_rows : desc->rows, -1, -1};
   rule.padding = desc->has_padding ? desc->padding_idx : -1;
   if (desc->rows > 0) {
     do {
@@ -395,7 +400,7 @@ static void fill_segment(problem *p)
   fill_values(p, AT_DATA);
   fill_values(p, AT_SEGMENT_GRAD_OUT);
   int64_t *drawn = bit_alloc(count, sizeof *drawn);
-  const index_rule rule = {p->spec.rows, p->spec.rows > 0 ? random_below(&p->random, p->spec.rows) : -1, -1};
+  const index_rule rule = {0, p->spec.rows, p->spec.rows > 0 ? random_below(&p->random, p->spec.rows) : -1, -1};
   for (int64_t i = 0; i < ids->problems; i++) {
     if (i == 0 || ids->problem_stride != 0) {
       draw_indices(p, &rule, drawn, count);
