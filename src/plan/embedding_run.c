@@ -160,6 +160,7 @@ static void run_lookup(const run *r)
   job.target = operand(r, SHF_EMBEDDING_out);
   job.ahead = r->plan->ahead;
   job.beside = r->plan->asking.beside;
+  job.again = r->plan->asking.again;
   job.stream = streams(r, &job, job.entries);
   run_stage(r, &job, SHF_BY_ENTRIES, r->plan->row->apply, NULL, job.entries * (8 + 2 * r->plan->row_bytes));
 }

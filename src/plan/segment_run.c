@@ -252,6 +252,7 @@ static void run_backward(const run *r, const shf_grouped *grouped)
   job.arg_wide = wide(r);
   job.ahead = shf_plan_ahead(r->desc->segments, r->plan->row_bytes, SHF_READ_AHEAD, SHF_MOST_AHEAD_COPY);
   job.beside = job.ahead ? r->plan->asking.beside : 0;
+  job.again = r->plan->asking.again;
   job.count_ties = r->desc->ties == SHEAF_TIES_SPLIT;
   if (prepares && shf_plan_is_extreme(r->traits) && !job.count_ties) {
     job.arg = own_rows(r, at->arg, 8);
