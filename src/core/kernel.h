@@ -65,7 +65,7 @@ typedef struct shf_job {
   const char *no_row; /* bag sums: a row of zeros that stands for one that is skipped, or NULL */
   int64_t ahead;      /* entries whose rows are fetched early; 0: the rows fit the cache */
   int beside;         /* so many bytes ahead, line by line, each beside a line that is worked on; 0: as else (asking.c) */
-  int again;          /* ... and once more half as far ahead */
+  int again;          /* ... and once more half as far ahead (copies: only rows of 4, 8 and 16 whole lines) */
   int in_order;       /* rows that follow each other: so many bytes ahead, into the first level of the cache; 0: as else */
   int64_t row_bytes;  /* of a source row */
   shf_repetition repeats; /* bags whose rows are fetched early: how to ask for them */
