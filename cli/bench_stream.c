@@ -69,6 +69,12 @@ static const way gather_ways[] = {
   {"L1, 16 and 8 ahead, beside", FETCH_L1, 16, BESIDE_TWICE},
   {"L1, 32 and 16 ahead, beside", FETCH_L1, 32, BESIDE_TWICE},
   {"L1, 64 and 32 ahead, beside", FETCH_L1, 64, BESIDE_TWICE},
+  {"L1, 12 ahead, beside, lines mixed", FETCH_L1, 12, BESIDE_MIXED},
+  {"L1, 24 ahead, beside, lines mixed", FETCH_L1, 24, BESIDE_MIXED},
+  {"L1, 48 ahead, beside, lines mixed", FETCH_L1, 48, BESIDE_MIXED},
+  {"L1, 96 ahead, beside, lines mixed", FETCH_L1, 96, BESIDE_MIXED},
+  {"L1, 24 and 12 ahead, beside, lines mixed", FETCH_L1, 24, BESIDE_TWICE_MIXED},
+  {"L1, 48 and 24 ahead, beside, lines mixed", FETCH_L1, 48, BESIDE_TWICE_MIXED},
 };
 
 static const way update_ways[] = {
@@ -118,25 +124,33 @@ FORCED void do_rows(const piece *p, folded *sum, uint64_t nothing, int updates)
     return;
   }
   if (p->way->group == BESIDE) {
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, 1);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE);
     return;
   }
   if (p->way->group == BESIDE_TWICE && !updates) {
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, 2);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE | ASKS_AGAIN);
+    return;
+  }
+  if (p->way->group == BESIDE_MIXED && !updates) {
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE | MIXES_LINES);
+    return;
+  }
+  if (p->way->group == BESIDE_TWICE_MIXED && !updates) {
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE | ASKS_AGAIN | MIXES_LINES);
     return;
   }
   switch (p->way->hint) {
   case FETCH_NONE:
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_NONE, 0);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_NONE, ALONE);
     break;
   case FETCH_L1:
     visit_rows(p, sum, nothing, updates, FETCH_L1, p->job->row_bytes);
     break;
   case FETCH_L2:
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L2, 0);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L2, ALONE);
     break;
   case FETCH_MIXED:
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_MIXED, 0);
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_MIXED, ALONE);
     break;
   case FETCH_ONCE:
     visit_rows(p, sum, nothing, updates, FETCH_ONCE, p->job->row_bytes);
