@@ -6,7 +6,7 @@
 #include "bench_data.h"
 #include "bench_tools.h"
 
-enum { CONTENDERS = 2, MAX_WAYS = 48, TRIAL_ROUNDS = 6 };
+enum { CONTENDERS = 2, TRIAL_ROUNDS = 6 };
 static const double near_best = 0.85;
 
 /* One ceiling that is measured beside a case: its best ways, and what each gave. */
@@ -83,8 +83,8 @@ static void start_probe(probe *p, const bench_data *data, stream_kind kind, bool
  * with the best medians are kept: among so many ways, one is bound to have had a lucky run. */
 static void choose_ways(probe *p, const bench_data *data, int *step)
 {
-  double rates[MAX_WAYS][TRIAL_ROUNDS], best[MAX_WAYS] = {0}, top = 0;
-  int count = stream_variants(p->job.kind) < MAX_WAYS ? stream_variants(p->job.kind) : MAX_WAYS, tried[MAX_WAYS] = {0}, most = 0;
+  double rates[STREAM_MOST_VARIANTS][TRIAL_ROUNDS], best[STREAM_MOST_VARIANTS] = {0}, top = 0;
+  int count = stream_variants(p->job.kind), tried[STREAM_MOST_VARIANTS] = {0}, most = 0;
   double start = bench_now();
   for (int round = 0; round < TRIAL_ROUNDS && (round < 2 || bench_now() - start < 1); round++)
     for (int way = 0; way < count; way++) {

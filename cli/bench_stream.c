@@ -65,16 +65,16 @@ static const way gather_ways[] = {
   {"L1, 8 ahead, beside", FETCH_L1, 8, BESIDE},
   {"L1, 16 ahead, beside", FETCH_L1, 16, BESIDE},
   {"L1, 64 ahead, beside", FETCH_L1, 64, BESIDE},
-  {"L1, 8 and 4 ahead, beside", FETCH_L1, 8, BESIDE_TWICE},
-  {"L1, 16 and 8 ahead, beside", FETCH_L1, 16, BESIDE_TWICE},
-  {"L1, 32 and 16 ahead, beside", FETCH_L1, 32, BESIDE_TWICE},
-  {"L1, 64 and 32 ahead, beside", FETCH_L1, 64, BESIDE_TWICE},
-  {"L1, 12 ahead, beside, lines mixed", FETCH_L1, 12, BESIDE_MIXED},
-  {"L1, 24 ahead, beside, lines mixed", FETCH_L1, 24, BESIDE_MIXED},
-  {"L1, 48 ahead, beside, lines mixed", FETCH_L1, 48, BESIDE_MIXED},
-  {"L1, 96 ahead, beside, lines mixed", FETCH_L1, 96, BESIDE_MIXED},
-  {"L1, 24 and 12 ahead, beside, lines mixed", FETCH_L1, 24, BESIDE_TWICE_MIXED},
-  {"L1, 48 and 24 ahead, beside, lines mixed", FETCH_L1, 48, BESIDE_TWICE_MIXED},
+  {"L1, 8 and 4 ahead, beside", FETCH_L1, 8, BESIDE | AGAIN},
+  {"L1, 16 and 8 ahead, beside", FETCH_L1, 16, BESIDE | AGAIN},
+  {"L1, 32 and 16 ahead, beside", FETCH_L1, 32, BESIDE | AGAIN},
+  {"L1, 64 and 32 ahead, beside", FETCH_L1, 64, BESIDE | AGAIN},
+  {"L1, 12 ahead, beside, lines mixed", FETCH_L1, 12, BESIDE | MIXED},
+  {"L1, 24 ahead, beside, lines mixed", FETCH_L1, 24, BESIDE | MIXED},
+  {"L1, 48 ahead, beside, lines mixed", FETCH_L1, 48, BESIDE | MIXED},
+  {"L1, 96 ahead, beside, lines mixed", FETCH_L1, 96, BESIDE | MIXED},
+  {"L1, 24 and 12 ahead, beside, lines mixed", FETCH_L1, 24, BESIDE | AGAIN | MIXED},
+  {"L1, 48 and 24 ahead, beside, lines mixed", FETCH_L1, 48, BESIDE | AGAIN | MIXED},
 };
 
 static const way update_ways[] = {
@@ -94,6 +94,8 @@ static const way update_ways[] = {
   {"L2, 8 rows abreast, 16 ahead", FETCH_L2, 16, -8},
   {"L1, 16 ahead, beside", FETCH_L1, 16, BESIDE},
 };
+
+_Static_assert(sizeof gather_ways / sizeof *gather_ways <= STREAM_MOST_VARIANTS, "all ways are tried"); /* the longest list */
 
 #define WAYS(list) {list, (int)(sizeof list / sizeof *list)}
 static const struct {
@@ -123,21 +125,20 @@ FORCED void do_rows(const piece *p, folded *sum, uint64_t nothing, int updates)
     visit_rows_abreast(p, sum, nothing, updates, FETCH_L2);
     return;
   }
-  if (p->way->group == BESIDE) {
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE);
+  switch (p->way->group) { /* of updates there is only the first */
+  case BESIDE:
+    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, BESIDE);
     return;
-  }
-  if (p->way->group == BESIDE_TWICE && !updates) {
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE | ASKS_AGAIN);
+  case BESIDE | AGAIN:
+    if (!updates) visit_rows_by_size(p, sum, nothing, 0, FETCH_L1, BESIDE | AGAIN);
     return;
-  }
-  if (p->way->group == BESIDE_MIXED && !updates) {
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE | MIXES_LINES);
+  case BESIDE | MIXED:
+    if (!updates) visit_rows_by_size(p, sum, nothing, 0, FETCH_L1, BESIDE | MIXED);
     return;
-  }
-  if (p->way->group == BESIDE_TWICE_MIXED && !updates) {
-    visit_rows_by_size(p, sum, nothing, updates, FETCH_L1, ASKS_BESIDE | ASKS_AGAIN | MIXES_LINES);
+  case BESIDE | AGAIN | MIXED:
+    if (!updates) visit_rows_by_size(p, sum, nothing, 0, FETCH_L1, BESIDE | AGAIN | MIXED);
     return;
+  default:;
   }
   switch (p->way->hint) {
   case FETCH_NONE:

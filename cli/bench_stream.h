@@ -31,6 +31,7 @@ const char *stream_kind_name(stream_kind kind);
 /* The ways there are to do a job, which differ in prefetch, stores or number of streams. Which is best depends on the
  * machine, the row size and the page size: a low ceiling would flatter, so all have to be tried. */
 int stream_variants(stream_kind kind);
+enum { STREAM_MOST_VARIANTS = 48 }; /* of any kind */
 const char *stream_variant_name(stream_kind kind, int variant);
 
 /* Does the job once in one of these ways; returns the bytes that count. */
